@@ -1,0 +1,189 @@
+"""The contracts between engines and backends. The file to read first.
+
+    Plans say what. Engines say how. Backends touch the world. The runtime joins them.
+
+An engine (collectives, zero, optim, pipeline, checkpoint) is written against these protocols and has never heard of
+torch or MPI. A backend (arrays, transport, adapters) fulfils one of them with one library. Neither imports the other.
+
+Words used below. *Memory*: a writable, C-contiguous `memoryview` of bytes (format "B"). *Array*: a tensor of whatever
+library; engines only slice flat (1-D, contiguous) ones and hand them back. *dtype*: a name from `hpctrain.dtypes`.
+*local*: no other rank takes part. *Collective over X*: every rank of X must call, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from hpctrain.plan.placement import Placement
+
+__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Request", "Transport", "Work"]
+
+Array = Any  # an array of some library
+
+
+class Request(Protocol):
+    """One message under way, returned by `Transport.send` and `Transport.recv`. Local calls only.
+
+    Until it is done, the buffer of a send must not be written and that of a receive neither read nor written.
+    """
+
+    def done(self) -> bool:
+        """Whether the message has arrived (or may be overwritten, for a send). Never blocks; makes progress."""
+
+    def wait(self) -> None:
+        """Blocks until `done()`. Raises TransportError when the peer or the job is gone."""
+
+
+class Transport(Protocol):
+    """Moves bytes between the ranks of one group. It never does arithmetic and never looks inside a buffer.
+
+    Messages between one pair of ranks with one tag arrive in the order in which they were sent. A send may complete
+    only when its receive is posted (rendezvous), so nobody may count on buffering. Any length, 0 included, is legal:
+    a transport cuts what its library cannot carry in one piece.
+    """
+
+    name: str
+    rank: int
+    size: int
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Zeroed memory that is best for this transport, aligned to 64 bytes. Local. Freed with its last view."""
+
+    def send(self, data: memoryview, destination: int, tag: int) -> Request:
+        """Starts a message to rank `destination` of this group; 0 <= tag < 32768. Local, never blocks."""
+
+    def recv(self, data: memoryview, source: int, tag: int) -> Request:
+        """Starts to receive exactly `len(data)` bytes from rank `source`. Local, never blocks."""
+
+    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
+        """A transport of `ranks` (numbered in that order), or None on a rank outside. Collective over this group.
+
+        Disjoint groups may be made in one call by ranks passing their own group's list; an empty list means none.
+        """
+
+    def node_ranks(self) -> tuple[int, ...]:
+        """The ranks of this group that share this rank's node (host memory), in order. Local."""
+
+    def abort(self, code: int) -> None:
+        """Ends the whole job with exit status `code`, at once. Local; does not return on MPI."""
+
+    def close(self) -> None:
+        """Releases what the transport holds. Collective over the group."""
+
+
+class Arrays(Protocol):
+    """One array library's way to hold flat buffers and do the arithmetic on them. All calls are local.
+
+    Every `Array` argument is of this library. Flat arrays are 1-D and C-contiguous.
+    """
+
+    name: str
+
+    def dtype(self, array: Array) -> str:
+        """The dtype name of `array`. Raises UnsupportedError for a type without a name in `hpctrain.dtypes`."""
+
+    def shape(self, array: Array) -> tuple[int, ...]:
+        """The shape of `array`."""
+
+    def is_contiguous(self, array: Array) -> bool:
+        """Whether the elements lie in C order without gaps."""
+
+    def empty(self, count: int, dtype: str) -> Array:
+        """A new flat array, values undefined."""
+
+    def zeros(self, count: int, dtype: str) -> Array:
+        """A new flat array of zeros."""
+
+    def from_memory(self, memory: memoryview, dtype: str) -> Array:
+        """A flat array over `memory`, not a copy; keeps the memory alive."""
+
+    def memory(self, array: Array) -> memoryview:
+        """The bytes of a C-contiguous array, not a copy, also for half types. Raises ValueError for other layouts."""
+
+    def flat(self, array: Array) -> Array:
+        """A 1-D view of a C-contiguous array, without gradient tracking."""
+
+    def to_flat(self, array: Array) -> Array:
+        """A new flat array with the logical content of an array of any layout (C order)."""
+
+    def assign(self, target: Array, source: Array) -> None:
+        """`target[...] = source` for any layout and dtype of the two (cast with one rounding); equal element counts."""
+
+    def combine(self, operation: str, target: Array, source: Array) -> None:
+        """`target = operation(target, source)` in place; "sum", "min" or "max"; source may be of a narrower type."""
+
+    def scale(self, array: Array, factor: float) -> None:
+        """`array *= factor` in place."""
+
+    def fill(self, array: Array, value: float) -> None:
+        """Sets every element to `value`."""
+
+    def sum_of_squares(self, array: Array) -> float:
+        """Sum of |x|^2 of a flat array, accumulated in float64 or pairwise; inf and nan come through."""
+
+    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
+              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
+              weight_decay: float, step: int) -> None:
+        """One AdamW update (arXiv 1711.05101, algorithm 2) of flat ranges, with gradient `scale * gradients`.
+
+        `step` counts from 1. Leaves the scaled gradient in `gradients`. One pass over memory where possible.
+        """
+
+    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
+            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
+        """One SGD update with (Nesterov) momentum as torch.optim.SGD does it: buffer = mu*buffer + g; L2 decay in g.
+
+        `step` counts from 1; `momentum` is empty when momentum_factor is 0. Leaves the scaled gradient in `gradients`.
+        """
+
+    def set_num_threads(self, count: int) -> None:
+        """Threads that this library may use for one operation in this process."""
+
+
+ArraysOf = Callable[[Array], Arrays]  # finds the backend of an array, or raises UnsupportedError
+
+
+class Work(Protocol):
+    """An asynchronous collective, returned by the `start_*` calls of `collectives.Group`. Local calls only."""
+
+    def done(self) -> bool:
+        """Whether the result is there. Never blocks; moves the work on as far as its messages allow."""
+
+    def wait(self) -> None:
+        """Blocks until done. Works of one group must be waited for in the order in which they were started."""
+
+
+class Model(Protocol):
+    """What an engine sees of a model (one pipeline stage of it). Fulfilled by `adapters`."""
+
+    arrays: Arrays
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        """One record a parameter, in the model's own order; tied parameters once, with their other names."""
+
+    def parameter(self, name: str) -> Array:
+        """The parameter as the model holds it now, in any layout."""
+
+    def bind(self, name: str, parameter: Array, gradient: Array | None) -> None:
+        """Makes the flat views the home of parameter and gradient (None: frozen). Keeps the parameter's values."""
+
+    def buffers(self) -> Mapping[str, Array]:
+        """Arrays that are saved but not trained (running statistics), by name; the model's own, not copies."""
+
+    def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
+        """Runs one micro-batch; returns (outputs, stash). Outputs of the last stage are `(loss_sum, weight)`, numbers."""
+
+    def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> Any:
+        """Adds the gradient of the stash's loss_sum into the bound gradients; returns the inputs' gradient.
+
+        Calls `ready(name)` as soon as a parameter's gradient of this backward is complete, in any order, at most once
+        each. A parameter that the loss does not depend on may never be reported.
+        """
+
+    def rank_state(self) -> dict[str, bytes]:
+        """What differs between ranks and is worth saving: states of random generators, by name. Raw bytes."""
+
+    def restore_rank_state(self, state: Mapping[str, bytes]) -> None:
+        """Takes back what `rank_state` gave on this rank."""
