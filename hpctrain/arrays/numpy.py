@@ -1,0 +1,157 @@
+"""NumPy arrays in host memory; bfloat16 by ml_dtypes.
+
+Owns the Arrays contract for numpy.ndarray. Knows no other library. Large operations run in blocks that fit the cache,
+with scratch that is kept, so no temporary as large as the arrays is ever made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hpctrain.contracts import Array
+from hpctrain.dtypes import DTYPES
+from hpctrain.errors import UnsupportedError, choices
+
+__all__ = ["NumpyArrays"]
+
+_BLOCK = 32 * 1024  # elements; a handful of float32 blocks of this size fit a core's second-level cache
+_TYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in DTYPES}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_COMBINE = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+class NumpyArrays:
+    """See `hpctrain.contracts.Arrays`. Free of state; one instance serves all threads of a process."""
+
+    name = "numpy"
+
+    def dtype(self, array: Array) -> str:
+        try:
+            return _NAMES[array.dtype]
+        except KeyError:
+            raise UnsupportedError(
+                f"numpy dtype {str(array.dtype)!r} ({array.dtype.byteorder}) is not supported; "
+                f"legal are {choices(DTYPES)} in native byte order"
+            ) from None
+
+    def shape(self, array: Array) -> tuple[int, ...]:
+        return tuple(array.shape)
+
+    def is_contiguous(self, array: Array) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    def empty(self, count: int, dtype: str) -> Array:
+        return np.empty(count, _TYPES[dtype])
+
+    def zeros(self, count: int, dtype: str) -> Array:
+        return np.zeros(count, _TYPES[dtype])
+
+    def from_memory(self, memory: memoryview, dtype: str) -> Array:
+        return np.frombuffer(memory, np.uint8).view(_TYPES[dtype]) if len(memory) else np.empty(0, _TYPES[dtype])
+
+    def memory(self, array: Array) -> memoryview:
+        if not array.flags.c_contiguous:
+            raise ValueError(f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous")
+        if array.size == 0:
+            return memoryview(bytearray())
+        # Through uint8, because bfloat16 has no format in Python's buffer protocol.
+        return np.asarray(array).reshape(-1).view(np.uint8).data
+
+    def flat(self, array: Array) -> Array:
+        if not array.flags.c_contiguous:
+            raise ValueError(f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous")
+        return np.asarray(array).reshape(-1)
+
+    def to_flat(self, array: Array) -> Array:
+        return np.array(array, order="C", copy=True, subok=False).reshape(-1)
+
+    def assign(self, target: Array, source: Array) -> None:
+        np.copyto(target, source.reshape(target.shape), casting="unsafe")
+
+    def combine(self, operation: str, target: Array, source: Array) -> None:
+        _COMBINE[operation](target, source, out=target)
+
+    def scale(self, array: Array, factor: float) -> None:
+        if array.dtype.itemsize == 2:
+            for block in _blocks(array):
+                block[...] = block.astype(np.float32) * np.float32(factor)
+        else:
+            np.multiply(array, array.dtype.type(factor), out=array)
+
+    def fill(self, array: Array, value: float) -> None:
+        array.fill(value)
+
+    def sum_of_squares(self, array: Array) -> float:
+        real = array.view(array.real.dtype) if array.dtype.kind == "c" else array
+        total = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in _blocks(real):
+                wide = block.astype(np.float64)
+                total += float(np.dot(wide, wide))
+        return total
+
+    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
+              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
+              weight_decay: float, step: int) -> None:
+        step_size = lr / (1 - beta1**step)
+        root = math.sqrt(1 - beta2**step)
+        for whole in zip(parameters, gradients, exp_avg, exp_avg_sq, strict=True):
+            work, more = _scratch(whole[0]), _scratch(whole[0])
+            for p, g, m, v in zip(*map(_blocks, whole), strict=True):
+                t, u = work[: p.size], more[: p.size]
+                g *= scale
+                m *= beta1
+                np.multiply(g, 1 - beta1, out=u)
+                m += u
+                np.multiply(g, g, out=t)
+                t *= 1 - beta2
+                v *= beta2
+                v += t
+                # p (1 - lr decay) - step_size m / (sqrt(v) / root + eps)
+                np.sqrt(v, out=t)
+                t /= root
+                t += eps
+                np.divide(m, t, out=t)
+                t *= step_size
+                if weight_decay:
+                    p *= 1 - lr * weight_decay
+                p -= t
+
+    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
+            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
+        buffers = momentum if momentum_factor else parameters  # without momentum the third column is not looked at
+        for whole in zip(parameters, gradients, buffers, strict=True):
+            work, more = _scratch(whole[0]), _scratch(whole[0])
+            for p, g, b in zip(*map(_blocks, whole), strict=True):
+                t, u = work[: p.size], more[: p.size]
+                g *= scale
+                np.copyto(t, g)
+                if weight_decay:
+                    np.multiply(p, weight_decay, out=u)
+                    t += u
+                if momentum_factor:
+                    b *= momentum_factor
+                    b += t
+                    if nesterov:
+                        np.multiply(b, momentum_factor, out=u)
+                        t += u
+                    else:
+                        np.copyto(t, b)
+                t *= lr
+                p -= t
+
+    def set_num_threads(self, count: int) -> None:
+        threadpool_limits(limits=count)
+
+
+def _blocks(array: Array) -> Iterator[Array]:
+    return (array[start : start + _BLOCK] for start in range(0, array.size, _BLOCK))
+
+
+def _scratch(like: Array) -> Array:
+    return np.empty(min(_BLOCK, like.size), like.dtype)
