@@ -1,0 +1,1 @@
+"""Data parallelism on flat buffers: who reduces which gradients when. Knows only Arrays and groups, never a model."""
