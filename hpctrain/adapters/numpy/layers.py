@@ -1,0 +1,140 @@
+"""Layers in NumPy: forward keeps what backward needs, backward adds into the parameters' gradients.
+
+Shapes: a batch of `rows` vectors is (rows, width). Parameters are shared by giving two layers the same `Parameter`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import pi, sqrt
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["Embedding", "Gelu", "Layer", "Linear", "Parameter", "Tanh"]
+
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A tensor that is trained. `gradient` is None while the parameter is frozen or not bound yet."""
+
+    value: Floats
+    frozen: bool = False
+    gradient: Floats | None = None
+
+    def add(self, gradient: Floats) -> None:
+        """Adds to the gradient, unless frozen."""
+        if self.gradient is not None:
+            self.gradient += gradient
+
+
+class Layer(Protocol):
+    """One step of a network."""
+
+    parameters: dict[str, Parameter]
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        """Returns (output, what backward needs)."""
+
+    def backward(self, kept: Any, gradient: Any) -> Any:
+        """Adds to the parameters' gradients; returns the input's gradient."""
+
+
+@dataclass
+class Linear:
+    """y = x W^T + b with W of shape (outputs, inputs), as torch.nn.Linear stores it."""
+
+    weight: Parameter
+    bias: Parameter | None = None
+    parameters: dict[str, Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = {"weight": self.weight} | ({"bias": self.bias} if self.bias else {})
+
+    def forward(self, x: Floats) -> tuple[Floats, Floats]:
+        """(rows, inputs) -> (rows, outputs)."""
+        y = x @ self.weight.value.T
+        return (y if self.bias is None else y + self.bias.value), x
+
+    def backward(self, kept: Floats, gradient: Floats) -> Floats:
+        """(rows, outputs) -> (rows, inputs)."""
+        self.weight.add(gradient.T @ kept)
+        if self.bias is not None:
+            self.bias.add(gradient.sum(axis=0))
+        return gradient @ self.weight.value
+
+
+@dataclass
+class Embedding:
+    """Looks up `positions` tokens a row and joins their vectors: (rows, positions) integers -> (rows, positions*width)."""
+
+    table: Parameter
+    parameters: dict[str, Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = {"weight": self.table}
+
+    def forward(self, x: Any) -> tuple[Floats, Any]:
+        """Integers of any shape (rows, positions)."""
+        return self.table.value[x].reshape(len(x), -1), x
+
+    def backward(self, kept: Any, gradient: Floats) -> None:
+        """Adds each row's gradient to the tokens it used; integers have no gradient."""
+        if self.table.gradient is not None:
+            np.add.at(self.table.gradient, kept.reshape(-1), gradient.reshape(kept.size, -1))
+
+
+class _Elementwise:
+    """A function applied to each element; keeps its input."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Parameter] = {}
+
+    @staticmethod
+    def function(x: Floats) -> Floats:
+        """The function, element by element."""
+        raise AssertionError("given by the subclass")
+
+    @staticmethod
+    def derivative(x: Floats) -> Floats:
+        """Its derivative at x."""
+        raise AssertionError("given by the subclass")
+
+    def forward(self, x: Floats) -> tuple[Floats, Floats]:
+        """Same shape."""
+        return self.function(x), x
+
+    def backward(self, kept: Floats, gradient: Floats) -> Floats:
+        """Same shape."""
+        return gradient * self.derivative(kept)
+
+
+class Tanh(_Elementwise):
+    """Hyperbolic tangent."""
+
+    @staticmethod
+    def function(x: Floats) -> Floats:
+        """tanh."""
+        return np.tanh(x)
+
+    @staticmethod
+    def derivative(x: Floats) -> Floats:
+        """1 - tanh^2."""
+        return 1 - np.tanh(x) ** 2
+
+
+class Gelu(_Elementwise):
+    """GELU in its tanh form (arXiv 1606.08415, section 2)."""
+
+    @staticmethod
+    def function(x: Floats) -> Floats:
+        """0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3)."""
+        return 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+
+    @staticmethod
+    def derivative(x: Floats) -> Floats:
+        """By the product rule; u' = sqrt(2/pi) (1 + 3 * 0.044715 x^2)."""
+        t = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * sqrt(2 / pi) * (1 + 3 * 0.044715 * x**2)

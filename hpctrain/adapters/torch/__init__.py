@@ -1,0 +1,1 @@
+"""torch modules behind the Model contract. Everything that knows torch's modules and hooks lives in this room."""

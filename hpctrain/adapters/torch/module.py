@@ -1,0 +1,131 @@
+"""Any `torch.nn.Module` as a Model.
+
+Owns the module's hooks and the views that tie its parameters to flat buffers. Must not know who reduces gradients.
+
+    flat parameters |----p0----|--p1--|        p0.data is a view: the optimizer writes what the module reads
+    flat gradients  |----g0----|--g1--|        p0.grad is a view: autograd adds straight into what is reduced
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from hpctrain.contracts import Arrays
+from hpctrain.errors import ConfigError, UnsupportedError
+from hpctrain.plan.placement import Placement
+
+__all__ = ["Loss", "TorchModel"]
+
+#: `loss(module, micro_batch) -> (loss_sum, weight)`: a tensor of one element, and how much it weighs (tokens, samples).
+Loss = Callable[[torch.nn.Module, Any], tuple[torch.Tensor, float]]
+
+
+class TorchModel:
+    """A module and its loss. Made on every rank with the same module; lives in one process; all calls are local.
+
+    `no_decay` are glob patterns of parameters that weight decay is not meant for. Parameters with
+    `requires_grad=False` when this is made are frozen: saved, but neither reduced nor updated.
+    """
+
+    def __init__(self, module: torch.nn.Module, loss: Loss, arrays: Arrays, no_decay: Sequence[str] = ()) -> None:
+        self.module = module
+        self.arrays = arrays
+        self._loss = loss
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._ready: Callable[[str], None] = _ignore
+        self.placements = tuple(self._placements(no_decay))
+
+    def _placements(self, no_decay: Sequence[str]) -> list[Placement]:
+        names: dict[torch.nn.Parameter, list[str]] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        for parameter, (name, *_) in names.items():
+            if parameter.is_meta or parameter.is_sparse:
+                raise UnsupportedError(f"parameter {name!r} is {'on the meta device' if parameter.is_meta else 'sparse'}"
+                                       "; legal are dense parameters with values")
+            self._parameters[name] = parameter
+        return [
+            Placement(name, tuple(parameter.shape), self.arrays.dtype(parameter), aliases=tuple(aliases),
+                      decay=not any(fnmatchcase(name, p) for p in no_decay), frozen=not parameter.requires_grad)
+            for parameter, (name, *aliases) in names.items()
+        ]
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """The parameter's values."""
+        return self._parameters[name].detach()
+
+    def bind(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Moves the parameter into the flat view and, unless frozen, its gradient too."""
+        held = self._parameters[name]
+        view = parameter.view(held.shape)
+        view.copy_(held.detach())
+        held.data = view
+        if gradient is None:
+            return
+        self._gradients[name] = held.grad = gradient.view(held.shape)
+        held.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
+
+    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+        """Runs when autograd has added a gradient: it must be in our view, also if somebody set .grad to None."""
+        home = self._gradients[name]
+        if parameter.grad is not home:
+            if parameter.grad is not None and parameter.grad.data_ptr() != home.data_ptr():
+                home.add_(parameter.grad)
+            parameter.grad = home
+        self._ready(name)
+
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """The module's persistent buffers (running statistics), as the state dict names them."""
+        saved = self.module.state_dict(keep_vars=True)
+        return {name: b for name, b in self.module.named_buffers() if name in saved}
+
+    def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
+        """Computes the loss of a micro-batch; the stash is the loss tensor with its graph (None in evaluation)."""
+        if training:
+            loss_sum, weight = self._checked(self._loss(self.module, micro_batch))
+            return (float(loss_sum.detach()), float(weight)), loss_sum
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                loss_sum, weight = self._checked(self._loss(self.module, micro_batch))
+        finally:
+            self.module.train(was_training)
+        return (float(loss_sum), float(weight)), None
+
+    @staticmethod
+    def _checked(result: Any) -> tuple[torch.Tensor, float]:
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
+            raise ConfigError(f"loss returned {type(result).__name__}; legal is a pair (loss_sum, weight): the summed "
+                              "loss terms as a tensor, and how many terms (tokens, samples) they are")
+        if result[0].numel() != 1:
+            raise ConfigError(f"loss_sum has shape {tuple(result[0].shape)}; legal is one element: the sum of all terms")
+        return result
+
+    def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> None:
+        """Adds the gradients of the stash's loss into the bound views, reporting each parameter as it completes."""
+        if not stash.requires_grad:
+            return
+        self._ready = ready
+        try:
+            stash.backward()
+        finally:
+            self._ready = _ignore
+
+    def rank_state(self) -> dict[str, bytes]:
+        """The state of torch's default generator (dropout draws from it)."""
+        return {"torch_rng": torch.get_rng_state().numpy().tobytes()}
+
+    def restore_rank_state(self, state: Mapping[str, bytes]) -> None:
+        """Takes back what `rank_state` gave."""
+        if "torch_rng" in state:
+            torch.set_rng_state(torch.frombuffer(bytearray(state["torch_rng"]), dtype=torch.uint8))
+
+
+def _ignore(name: str) -> None:
+    """Nobody waits for gradients of this backward."""
