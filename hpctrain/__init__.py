@@ -1,0 +1,34 @@
+"""hpctrain: train large models on supercomputers, started by mpirun or srun.
+
+    context = hpctrain.start()                                  # MPI, launch checks, threads
+    model = hpctrain.torch.adapt(module, loss)                  # loss(module, batch) -> (loss_sum, weight)
+    trainer = context.trainer(model, optimizer=hpctrain.AdamW(lr=3e-4))
+    result = trainer.step([micro_batch, ...])
+
+Importing this package loads neither MPI nor any array library. It installs the hook that ends the whole job, with the
+traceback of the rank that failed, when one rank fails (`hpctrain.runtime.abort`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.optim.options import SGD, AdamW, ParameterGroup
+from hpctrain.optim.schedule import Constant, Plateau, WarmupCosine, WarmupLinear
+from hpctrain.runtime import abort
+
+if TYPE_CHECKING:
+    from hpctrain.runtime.context import Context
+
+__all__ = ["SGD", "AdamW", "Constant", "ParameterGroup", "Plateau", "WarmupCosine", "WarmupLinear", "start"]
+
+__version__ = "0.1.0"
+
+abort.install()
+
+
+def start(**options: Any) -> Context:
+    """Starts hpctrain in this process (see `hpctrain.runtime.context.start`). Collective over the job."""
+    from hpctrain.runtime.context import start as start_context
+
+    return start_context(**options)
