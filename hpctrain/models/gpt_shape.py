@@ -1,0 +1,59 @@
+"""The parameters of the GPT by formula: names and shapes, with no array library.
+
+Owns what `hpctrain plan` needs to count a model on a login node. A test holds it equal to the module in `gpt`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["GPTShape"]
+
+
+@dataclass(frozen=True)
+class GPTShape:
+    """The numbers that define a GPT. `width` must be a multiple of `heads`."""
+
+    vocabulary: int = 256
+    context: int = 128
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    positions: str = "rotary"  # or "learned"
+    tied: bool = True
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every parameter, in the module's order; a tied head is the embedding, listed once."""
+        width = self.width
+        shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (self.vocabulary, width)}
+        if self.positions == "learned":
+            shapes["place.weight"] = (self.context, width)
+        for layer in range(self.layers):
+            block = {
+                "attention_norm.weight": (width,), "attention_norm.bias": (width,),
+                "qkv.weight": (3 * width, width), "qkv.bias": (3 * width,),
+                "attention_out.weight": (width, width), "attention_out.bias": (width,),
+                "mlp_norm.weight": (width,), "mlp_norm.bias": (width,),
+                "mlp_in.weight": (4 * width, width), "mlp_in.bias": (4 * width,),
+                "mlp_out.weight": (width, 4 * width), "mlp_out.bias": (width,),
+            }
+            shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+        shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
+        if not self.tied:
+            shapes["head.weight"] = (self.vocabulary, width)
+        return shapes
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements of all parameters."""
+        return sum(prod(shape) for shape in self.parameters().values())
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of a training step per token: 6 per matrix element and the attention itself.
+
+        Source: Kaplan et al., arXiv 2001.08361, section 2.1, times 3 for forward and backward.
+        """
+        matrices = 12 * self.layers * self.width**2 + self.vocabulary * self.width
+        return 6.0 * matrices + 12.0 * self.layers * self.width * self.context

@@ -1,0 +1,38 @@
+"""The parameters of the NumPy network by formula: names and shapes, with no array library.
+
+Owns what `hpctrain plan` needs to count the network; `mlp` builds its layers from the same table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["EMBEDDING", "MLPShape"]
+
+EMBEDDING = 24  # width of the vector of one byte
+
+
+@dataclass(frozen=True)
+class MLPShape:
+    """The numbers that define the network."""
+
+    vocabulary: int = 256
+    context: int = 8
+    width: int = 128
+    layers: int = 2
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every parameter, in the model's order."""
+        shapes: dict[str, tuple[int, ...]] = {"0.weight": (self.vocabulary, EMBEDDING)}
+        inputs = EMBEDDING * self.context
+        for layer in range(self.layers):
+            shapes |= {f"{1 + 2 * layer}.weight": (self.width, inputs), f"{1 + 2 * layer}.bias": (self.width,)}
+            inputs = self.width
+        last = 1 + 2 * self.layers
+        return shapes | {f"{last}.weight": (self.vocabulary, inputs), f"{last}.bias": (self.vocabulary,)}
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements of all parameters."""
+        return sum(prod(shape) for shape in self.parameters().values())

@@ -1,0 +1,8 @@
+"""Training runs as the command line offers them: a config in, a directory of results out.
+
+Owns the loop and everything a person sees or keeps of it. Must not know how a step works: that is `runtime`.
+
+    session   what a config becomes: model, trainer, data      loop      steps, validations, checkpoints, stop
+    progress  the live line                                     metrics   one JSON line a step
+    results   summary, curve and sample at the end              curve     metrics as a picture
+"""

@@ -1,0 +1,100 @@
+"""Configs: typed, refused with the nearest name, and read without MPI or torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.config.describe import describe_options
+from hpctrain.config.read import config_from, read_config, to_dict, tomllib
+from hpctrain.config.records import Config
+from hpctrain.errors import ConfigError
+
+
+def write(tmp_path, text):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_file_and_settings_become_typed_records(tmp_path):
+    path = write(tmp_path, '[run]\nsteps = 7\n[optimizer]\nlr = 1\n[batch]\nglobal = 8\n[mesh]\ntensor = 2\ndata = 4\n')
+    config = read_config(path, ["run.steps=9", "run.out=runs/x", 'model.kind="mlp"', "data.tail = keep"])
+    assert config.run.steps == 9
+    assert config.run.out == "runs/x"
+    assert config.model.kind == "mlp"
+    assert config.data.tail == "keep"
+    assert config.optimizer.lr == 1.0
+    assert isinstance(config.optimizer.lr, float)
+    assert config.batch.global_ == 8
+    assert config.mesh.mesh(8).axes == ("tensor", "data")  # the user's order
+
+
+def test_config_survives_json():
+    config = config_from({"batch": {"global": 24}, "mesh": {"tensor": 2, "data": 3}, "run": {"out": "x"}})
+    assert config_from(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("table, words", [
+    ({"runn": {}}, ["[runn]", "did you mean 'run'?"]),
+    ({"run": {"step": 1}}, ["run.step", "did you mean 'steps'?"]),
+    ({"run": {"lr": 1}}, ["run.lr", "did you mean 'optimizer.lr'?"]),
+    ({"run": {"steps": "x"}}, ["run.steps = 'x'", "an integer"]),
+    ({"run": {"steps": True}}, ["run.steps = True", "an integer"]),
+    ({"run": {"steps": 1.0}}, ["run.steps = 1.0", "an integer"]),
+    ({"run": {"steps": 0}}, ["run.steps = 0", "at least 1"]),
+    ({"model": {"tied": 1}}, ["model.tied = 1", "true or false"]),
+    ({"optimizer": {"beta1": 1.5}}, ["optimizer.beta1 = 1.5", "at most 1"]),
+    ({"optimizer": {"lr": float("nan")}}, ["optimizer.lr", "finite"]),
+    ({"model": {"kind": "gtp"}}, ["model.kind = 'gtp'", "did you mean 'gpt'?", "'mlp'"]),
+    ({"model": {"width": 10, "heads": 4}}, ["model.heads = 4", "model.width = 10"]),
+    ({"model": {"width": 12, "heads": 4}}, ["must be even", "learned"]),
+    ({"data": {"length": 200}}, ["data.length = 200", "model.context = 128"]),
+    ({"batch": {"accumulation": 0}}, ["batch.accumulation = 0", "at least 1"]),
+    ({"mesh": {"dat": 2}}, ["'dat'", "did you mean 'data'?"]),
+    ({"mesh": {"dat": "x"}}, ["'dat'", "did you mean 'data'?"]),
+    ({"mesh": {"tensor": 0}}, ["mesh.tensor = 0", "at least 1"]),
+    ({"mesh": {"data": True}}, ["mesh.data = True"]),
+    ({"run": 3}, ["[run]", "3"]),
+    ({"zero": {"stage": 1}}, ["[zero]", "unknown"]),
+])
+def test_wrong_words_are_refused_and_named(table, words):
+    with pytest.raises(ConfigError) as caught:
+        config_from(table)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["run.steps", "steps=3", "=3", "run.=3", ".steps=3"])
+def test_settings_need_section_key_and_value(tmp_path, setting):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        read_config(write(tmp_path, ""), [setting])
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="not a TOML file"):
+        read_config(write(tmp_path, "[run"))
+
+
+def test_an_open_data_axis_takes_the_ranks_that_remain():
+    assert config_from({}).mesh.mesh(3).length("data") == 3
+    assert config_from({"mesh": {"data": 0, "tensor": 2}}).mesh.mesh(6).length("data") == 3
+    assert config_from({"mesh": {"tensor": 2}}).mesh.mesh(None).size == 2
+    with pytest.raises(ConfigError, match="multiple of 2"):
+        config_from({"mesh": {"tensor": 2}}).mesh.mesh(3)
+    with pytest.raises(ConfigError, match="the job has 3 ranks"):
+        config_from({"mesh": {"data": 2}}).mesh.mesh(3)
+
+
+def test_described_options_are_a_config_with_all_defaults():
+    assert config_from(tomllib.loads(describe_options())) == Config()
+
+
+def test_configs_load_neither_mpi_nor_arrays():
+    code = ("import sys\nfrom hpctrain.config.read import config_from\nconfig_from({})\n"
+            "print([m for m in ('torch', 'mpi4py', 'h5py', 'numpy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
