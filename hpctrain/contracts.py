@@ -173,7 +173,7 @@ class Model(Protocol):
         """Arrays that are saved but not trained (running statistics), by name; the model's own, not copies."""
 
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
-        """Runs one micro-batch; returns (outputs, stash). Outputs of the last stage are `(loss_sum, weight)`, numbers."""
+        """Runs one micro-batch; gives (outputs, stash). The last stage's outputs are the numbers (loss_sum, weight)."""
 
     def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> Any:
         """Adds the gradient of the stash's loss_sum into the bound gradients; returns the inputs' gradient.

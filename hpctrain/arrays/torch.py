@@ -23,7 +23,8 @@ _BLOCK = 64 * 1024  # elements; scratch of this size stays in cache
 _TYPES = {name: getattr(torch, name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _COMBINE: dict[str, Callable[..., Any]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
-#: A sum of float32 squares within these is right to some 1e-7: nothing overflowed, and what underflowed is negligible.
+#: A pairwise sum of float32 squares within these is right to some 1e-7: nothing overflowed, and what underflowed is
+#: negligible.
 _NORMAL_SQUARES = (1e-24, 1e38)
 #: torch has no arithmetic for these; NumPy has, on the same memory.
 _LENT = frozenset({torch.uint16, torch.uint32, torch.uint64})
@@ -96,8 +97,12 @@ class TorchArrays:
     def sum_of_squares(self, array: Array) -> float:
         real = torch.view_as_real(array).view(-1) if array.is_complex() else array
         total = 0.0
+        scratch = torch.empty(min(_BLOCK, real.numel()), dtype=real.dtype)
         for block in real.split(_BLOCK):
-            square = float(torch.dot(block, block)) if block.dtype == torch.float32 else 0.0
+            square = 0.0
+            if block.dtype == torch.float32:
+                # torch sums pairwise; a dot product of a block in float32 would be off by up to 3e-5.
+                square = float(torch.mul(block, block, out=scratch[: block.numel()]).sum())
             if not _NORMAL_SQUARES[0] < square < _NORMAL_SQUARES[1]:  # squares may have left float32's range
                 wide = block.double()
                 square = float(torch.dot(wide, wide))

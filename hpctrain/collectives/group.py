@@ -129,7 +129,8 @@ class Group:
         flat = self._in_place(arrays, array if contiguous else arrays.to_flat(array))
         space = self._workspace(arrays, flat, flat, "")
         count = _count(arrays, flat)
-        pieces = -(-count // self._segment(space.num_bytes))
+        # m pieces take (m + p - 2) / m of the time of sending all: within an eighth of the best, in few rounds.
+        pieces = min(-(-count // self._segment(space.num_bytes)), 1 + 8 * max(self.size - 2, 0))
         self._start(self._program("broadcast", count, max(pieces, 1), root), space).wait()
         if not contiguous:
             arrays.assign(array, flat)

@@ -56,7 +56,8 @@ class FlatOptimizer:
         """Updates all parameters with gradient `scale * gradients`; `update` counts those applied before."""
         rates = self.learning_rates(update)
         for group, member, views in self._runs:
-            common = {"scale": scale, "lr": rates[group], "weight_decay": member.weight_decay, "step": update + 1}
+            common: dict[str, Any] = {"scale": scale, "lr": rates[group], "weight_decay": member.weight_decay,
+                                      "step": update + 1}
             if isinstance(self.optimizer, AdamW):
                 beta1, beta2 = self.optimizer.betas
                 self._arrays.adamw(*views, beta1=beta1, beta2=beta2, eps=self.optimizer.eps, **common)

@@ -110,6 +110,8 @@ class _Board:
                     f"rank {event.source}, step {event.source_step} sends {self._name(cell)}, which it does not have"
                 )
             if event.receive.combine:
+                if not present:
+                    raise PlanError(f"{where} adds to {self._name(cell)}, which it does not have")
                 if arriving & present:
                     raise PlanError(f"{where} adds a contribution twice to {self._name(cell)}")
                 if (arriving | present) & self.finished:

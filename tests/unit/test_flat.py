@@ -57,9 +57,10 @@ def test_buckets_go_from_the_end_to_the_start(sizes: list[tuple[int, ...]], num_
 
 
 def test_one_layout_a_dtype() -> None:
-    layouts = flat_layouts([Placement("a", (3,), "float32"), Placement("b", (2,), "float64"), Placement("c", (), "float32")])
-    assert [(x.dtype, [s.name for s in x.slots], x.count) for x in layouts] == [("float32", ["a", "c"], 32),
-                                                                                ("float64", ["b"], 8)]
+    sizes = [("a", (3,), "float32"), ("b", (2,), "float64"), ("c", (), "float32")]
+    layouts = flat_layouts(Placement(*size) for size in sizes)
+    found = [(x.dtype, [s.name for s in x.slots], x.count) for x in layouts]
+    assert found == [("float32", ["a", "c"], 32), ("float64", ["b"], 8)]
 
 
 def test_bucket_bytes_must_be_positive() -> None:

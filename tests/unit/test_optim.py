@@ -48,7 +48,8 @@ PLACEMENTS = [Placement("a.weight", (3,), "float32"), Placement("a.bias", (3,), 
 
 
 def test_first_match_wins_and_empty_groups_stay() -> None:
-    groups = [ParameterGroup("one", ("b.*",), lr=0.5), ParameterGroup("none", ("x",)), ParameterGroup("bias", ("*bias",))]
+    groups = [ParameterGroup("one", ("b.*",), lr=0.5), ParameterGroup("none", ("x",)),
+              ParameterGroup("bias", ("*bias",))]
     one, none, bias, default = resolve_groups(PLACEMENTS, AdamW(lr=1.0, weight_decay=0.1), groups, Constant())
     assert [(m.names, m.weight_decay) for m in one.members] == [({"b.weight", "b.bias"}, 0.1)]
     assert none.members == () and (one.lr, none.lr) == (0.5, 1.0)

@@ -1,1 +1,1 @@
-"""Networks written in NumPy with their own backward pass, behind the Model contract: proof that engines need no torch."""
+"""Networks written in NumPy with their own backward pass, behind the Model contract: engines need no torch."""

@@ -68,7 +68,7 @@ class Linear:
 
 @dataclass
 class Embedding:
-    """Looks up `positions` tokens a row and joins their vectors: (rows, positions) integers -> (rows, positions*width)."""
+    """Looks up the tokens of a row and joins their vectors: (rows, positions) integers -> (rows, positions * width)."""
 
     table: Parameter
     parameters: dict[str, Parameter] = field(init=False)

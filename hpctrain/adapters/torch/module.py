@@ -46,8 +46,8 @@ class TorchModel:
             names.setdefault(parameter, []).append(name)
         for parameter, (name, *_) in names.items():
             if parameter.is_meta or parameter.is_sparse:
-                raise UnsupportedError(f"parameter {name!r} is {'on the meta device' if parameter.is_meta else 'sparse'}"
-                                       "; legal are dense parameters with values")
+                kind = "on the meta device" if parameter.is_meta else "sparse"
+                raise UnsupportedError(f"parameter {name!r} is {kind}; legal are dense parameters with values")
             self._parameters[name] = parameter
         return [
             Placement(name, tuple(parameter.shape), self.arrays.dtype(parameter), aliases=tuple(aliases),
@@ -104,7 +104,7 @@ class TorchModel:
             raise ConfigError(f"loss returned {type(result).__name__}; legal is a pair (loss_sum, weight): the summed "
                               "loss terms as a tensor, and how many terms (tokens, samples) they are")
         if result[0].numel() != 1:
-            raise ConfigError(f"loss_sum has shape {tuple(result[0].shape)}; legal is one element: the sum of all terms")
+            raise ConfigError(f"loss_sum has shape {tuple(result[0].shape)}; legal is one element: the sum of terms")
         return result
 
     def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> None:

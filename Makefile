@@ -1,0 +1,86 @@
+# Everything that one does with this project, on a machine with make and Python >= 3.10.
+#
+#   make train    a small GPT on real text, on RANKS ranks: checkpoint, curve, sample, summary in runs/readme
+#   make test     every test        make lint    style, types, layers        make doctor    what each rank sees
+#   make bench    every table; make bench-step: one
+#
+# The environment (.venv) is made on the first call and renewed when setup.cfg or constraints.txt change. Where torch's
+# build with CUDA is not wanted:  make setup PIP="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP ?=
+RANKS ?= 2
+
+BIN := .venv/bin
+STAMP := .venv/set-up
+# The same mpi4py runs on either library; both wheels have a bin/mpirun, so the second one has a place of its own.
+MPICH := .venv-mpich
+CORES := $(shell nproc 2>/dev/null || echo 1)
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+
+# $(call mpirun,N): Open MPI on N ranks. --oversubscribe alone would leave ranks unbound: they wander between cores.
+bind = $(if $(filter 1,$(shell [ $(1) -le $(CORES) ] && echo 1)),--bind-to core:overload-allowed:if-supported)
+mpirun = mpirun --oversubscribe $(call bind,$(1)) -n $(1)
+mpich = LD_LIBRARY_PATH=$(CURDIR)/$(MPICH)/lib MPI4PY_MPIABI=mpich $(MPICH)/bin/mpirun -n $(1)
+BENCHES := $(patsubst bench/%.py,bench-%,$(filter-out bench/harness.py,$(wildcard bench/*.py)))
+
+.PHONY: help setup train test test-unit test-mpi test-mpich test-jobs lint doctor bench clean $(BENCHES)
+
+help:
+	@sed -n 's/^#   \(make\)/\1/p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt $(PIP) -e '.[mpi,torch,plot,dev]'
+	touch $@
+
+$(MPICH)/bin/mpirun: constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps --ignore-installed --prefix $(MPICH) mpich
+	touch $@
+
+runs/readme/data.h5: | $(STAMP)
+	hpctrain data prepare --out $@ --python-stdlib --limit-mib 6
+
+train: $(STAMP) runs/readme/data.h5
+	$(call mpirun,$(RANKS)) hpctrain train scripts/train_gpt.toml
+
+test: test-unit test-mpi test-mpich test-jobs
+
+test-unit: $(STAMP)
+	python -m pytest tests/unit tests/threads tests/contract
+
+test-mpi: $(STAMP)
+	OMP_NUM_THREADS=1 $(call mpirun,1) python -m pytest tests/mpi
+	OMP_NUM_THREADS=1 $(call mpirun,2) python -m pytest tests/mpi tests/contract
+	OMP_NUM_THREADS=1 $(call mpirun,3) python -m pytest tests/mpi tests/contract
+	OMP_NUM_THREADS=1 $(call mpirun,4) python -m pytest tests/mpi tests/contract
+
+test-mpich: $(STAMP) $(MPICH)/bin/mpirun
+	OMP_NUM_THREADS=1 $(call mpich,2) python -m pytest tests/mpi tests/contract
+	OMP_NUM_THREADS=1 $(call mpich,3) python -m pytest tests/mpi tests/contract
+
+test-jobs: $(STAMP)
+	python -m pytest tests/jobs
+
+lint: $(STAMP)
+	ruff check .
+	mypy
+	lint-imports --no-cache --no-logo setup.cfg
+
+doctor: $(STAMP)
+	$(call mpirun,$(RANKS)) hpctrain doctor
+
+bench: $(BENCHES)
+
+$(BENCHES): bench-%: $(STAMP)
+	python bench/$*.py
+
+# Caches and benchmark tables; runs/ holds your results and stays.
+clean:
+	rm -rf build .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache
+	find hpctrain tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
