@@ -1,6 +1,6 @@
 """Your own torch model and data on any number of ranks: a regression that resumes on any other number.
 
-    mpirun -n 2 python scripts/bring_your_own_model.py
+    mpirun -n 2 python scripts/bring_your_own_model.py [DIRECTORY [UPDATES]]
 """
 
 import sys
@@ -46,4 +46,4 @@ def main(root: str, updates: int = 300) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "runs/bring_your_own_model")
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/bring_your_own_model", *map(int, sys.argv[2:3]))

@@ -7,3 +7,7 @@ of (seed, counter): no rank, worker or restart changes which samples a batch hol
     order    the permutation of an epoch              sampler  which samples this rank runs in an update
     windows  batches of any loader, an update each    text     samples of a store as arrays; bigram entropy
 """
+
+from hpctrain.data.sampler import Sampler
+
+__all__ = ["Sampler"]
