@@ -210,6 +210,30 @@ def test_a_zero_grad_by_the_user_does_no_harm() -> None:
     on_threads(2, run)
 
 
+def test_the_newest_trainer_of_a_module_works_and_the_older_one_refuses() -> None:
+    def run(context: Any) -> None:
+        module = Scalar()
+        older, newer = (Trainer(context, hpctrain.torch.adapt(module, half_square), optimizer=hpctrain.SGD(lr=0.0))
+                        for _ in range(2))
+        newer.step([[2.0], [1.0]])
+        assert float(dict(newer.gradients())["w"][0]) == pytest.approx(2.5)
+        with pytest.raises(ConfigError, match="'w' has moved"):
+            older.step([[2.0]])
+
+    on_threads(1, run)
+
+
+def test_a_module_that_moved_is_refused() -> None:
+    def run(context: Any) -> None:
+        module = Scalar()
+        trainer = Trainer(context, hpctrain.torch.adapt(module, half_square), optimizer=hpctrain.SGD(lr=0.0))
+        module.float()
+        with pytest.raises(ConfigError, match="'w' has moved"):
+            trainer.step([[2.0]])
+
+    on_threads(1, run)
+
+
 def test_ranks_with_different_models_are_refused_alike() -> None:
     def run(context: Any) -> str:
         module = torch.nn.Linear(3, 2 + context.rank)

@@ -20,6 +20,8 @@ from hpctrain.plan.placement import Placement
 
 __all__ = ["Loss", "TorchModel"]
 
+_HOOK = "_hpctrain_hook"  # the attribute of a parameter that holds our hook's handle
+
 #: `loss(module, micro_batch) -> (loss_sum, weight)`: a tensor of one element, and how much it weighs (tokens, samples).
 Loss = Callable[[torch.nn.Module, Any], tuple[torch.Tensor, float]]
 
@@ -37,6 +39,7 @@ class TorchModel:
         self._loss = loss
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._gradients: dict[str, torch.Tensor] = {}
+        self._homes: list[tuple[str, torch.nn.Parameter, int]] = []  # name, parameter, address of its flat view
         self._ready: Callable[[str], None] = _ignore
         self.placements = tuple(self._placements(no_decay))
 
@@ -65,10 +68,21 @@ class TorchModel:
         view = parameter.view(held.shape)
         view.copy_(held.detach())
         held.data = view
+        self._homes.append((name, held, view.data_ptr()))
         if gradient is None:
             return
         self._gradients[name] = held.grad = gradient.view(held.shape)
-        held.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
+        earlier = getattr(held, _HOOK, None)  # of another trainer of this module, which `_check_homes` then refuses
+        if earlier is not None:
+            earlier.remove()
+        setattr(held, _HOOK, held.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p)))
+
+    def _check_homes(self) -> None:
+        """Refuses to train a module whose parameters left their flat views: the optimizer would miss them."""
+        for name, parameter, address in self._homes:
+            if parameter.data_ptr() != address:
+                raise ConfigError(f"parameter {name!r} has moved since the trainer was made (module.to(...), another "
+                                  "trainer of the same module, or an assignment to .data): move first, then adapt once")
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         """Runs when autograd has added a gradient: it must be in our view, also if somebody set .grad to None."""
@@ -87,6 +101,7 @@ class TorchModel:
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
         """Computes the loss of a micro-batch; the stash is the loss tensor with its graph (None in evaluation)."""
         if training:
+            self._check_homes()
             loss_sum, weight = self._checked(self._loss(self.module, micro_batch))
             return (float(loss_sum.detach()), float(weight)), loss_sum
         was_training = self.module.training
