@@ -60,17 +60,15 @@ def alternate(barrier: Callable[[], None], contenders: dict[str, Callable[[int],
     return times
 
 
-def report(name: str, rows: list[Row], bound: str | None = None) -> None:
-    """Writes build/bench/NAME.json and prints the table; `bound` names the contender that ratios refer to."""
+def report(name: str, rows: list[Row]) -> None:
+    """Writes build/bench/NAME.json and prints the table."""
     path = Path("build/bench") / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n")
     table = Table(title=f"{name} ({path})")
-    for column in ("work", "contender", "median", "quartiles", "unit", "runs", f"x {bound}" if bound else ""):
+    for column in ("work", "contender", "median", "quartiles", "unit", "runs"):
         table.add_column(column, justify="left" if column in ("work", "contender", "unit") else "right")
-    bounds = {r["work"]: r["median"] for r in rows if r["contender"] == bound}
     for r in rows:
-        ratio = f"{r['median'] / bounds[r['work']]:.3f}" if r["work"] in bounds else ""
         table.add_row(r["work"], r["contender"], f"{r['median']:.4g}", f"{r['low']:.4g} .. {r['high']:.4g}", r["unit"],
-                      str(r["runs"]), ratio)
+                      str(r["runs"]))
     Console(width=140).print(table)
