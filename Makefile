@@ -1,6 +1,7 @@
 # Everything that one does with this project, on a machine with make and Python >= 3.10.
 #
 #   make train    a small GPT on real text, on RANKS ranks: checkpoint, curve, sample, summary in runs/readme
+#                 (goes on where it stopped; make train TRAIN=--restart begins anew)
 #   make test     every test        make lint    style, types, layers        make doctor    what each rank sees
 #   make bench    every table; make bench-step: one
 #
@@ -10,6 +11,7 @@
 PYTHON ?= python3
 PIP ?=
 RANKS ?= 2
+TRAIN ?= --resume auto
 
 BIN := .venv/bin
 STAMP := .venv/set-up
@@ -30,7 +32,7 @@ BENCHES := $(patsubst bench/%.py,bench-%,$(filter-out bench/harness.py,$(wildcar
 .PHONY: help setup train test test-unit test-mpi test-mpich test-jobs lint doctor bench clean $(BENCHES)
 
 help:
-	@sed -n 's/^#   \(make\)/\1/p' Makefile
+	@sed -n 's/^#   //p' Makefile
 
 setup: $(STAMP)
 
@@ -47,7 +49,7 @@ runs/readme/data.h5: | $(STAMP)
 	hpctrain data prepare --out $@ --python-stdlib --limit-mib 6
 
 train: $(STAMP) runs/readme/data.h5
-	$(call mpirun,$(RANKS)) hpctrain train scripts/train_gpt.toml
+	$(call mpirun,$(RANKS)) hpctrain train scripts/train_gpt.toml $(TRAIN)
 
 test: test-unit test-mpi test-mpich test-jobs
 

@@ -154,8 +154,13 @@ class Loop:
             val_loss=None if self.val_loss != self.val_loss else self.val_loss,
             bigram_entropy=session.bigram_entropy, ranks=session.context.size, parameters=session.num_parameters,
             tokens=position.tokens, seconds=round(position.seconds, 3),
-            tokens_per_second=round(self.new_tokens / self.step_seconds, 1) if self.step_seconds else 0.0,
+            tokens_per_second=round(self._rate(), 1),
             resumed_step=self.start_step, checkpoint=self.checkpoint)
+
+    def _rate(self) -> float:
+        """Tokens per second of this start's steps; where there were none, of the whole history."""
+        position = self.session.position
+        return self.new_tokens / self.step_seconds if self.step_seconds else position.tokens / position.seconds
 
     def close(self) -> None:
         """Ends the display and closes the metrics. Local."""

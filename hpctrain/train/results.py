@@ -21,7 +21,7 @@ class Summary:
 
     `val_loss` is that of the whole validation text once the run is finished. `seconds` and `tokens` count the whole
     history of a resumed run, validation and checkpoints included; `tokens_per_second` is that of the steps of the last
-    start, over all its `ranks`.
+    start (of the whole history where it had nothing left to do), over all its `ranks`.
     """
 
     name: str

@@ -183,5 +183,5 @@ def describe(session: Session) -> list[str]:
         f"bigram entropy {session.bigram_entropy:.4f} nats per byte",
     ]
     if session.position.resumed_step >= config.run.steps:
-        lines.append(f"run.steps = {config.run.steps} is reached: nothing left to train")
+        lines.append(f"run.steps = {config.run.steps} is reached: nothing left to train (--restart begins anew)")
     return lines + session.position.lines
