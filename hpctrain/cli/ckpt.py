@@ -63,7 +63,7 @@ def list_root(root: RootArgument) -> None:
     """Lists the checkpoints of ROOT, newest first, by what their manifests say (verify reads the data)."""
     _checkpoints(root)
     latest = pointed_to(str(root), os)
-    table = Table("checkpoint", "step", "saved", "ranks", "files", "size", "", title=str(root))
+    table = Table("checkpoint", "step", "saved (UTC)", "ranks", "files", "size", "", title=str(root))
     for entry in entries(str(root), os):
         mark = "latest" if entry.name == latest else ""
         if entry.manifest is None:
@@ -71,7 +71,7 @@ def list_root(root: RootArgument) -> None:
             continue
         files = entry.manifest["files"]
         size = _size(sum(num_bytes for num_bytes, _ in files.values()))
-        table.add_row(entry.name, str(entry.manifest["step"]), entry.manifest["time"],
+        table.add_row(entry.name, str(entry.manifest["step"]), entry.manifest["time"][:16].replace("T", " "),
                       str(entry.manifest["world_size"]), str(len(files)), size, mark)  # fmt: skip
     Console().print(table)
 
