@@ -72,7 +72,7 @@ test-jobs: $(STAMP)
 lint: $(STAMP)
 	ruff check .
 	mypy
-	lint-imports --no-cache --no-logo setup.cfg
+	lint-imports --no-cache --no-logo --config setup.cfg
 
 doctor: $(STAMP)
 	$(call mpirun,$(RANKS)) hpctrain doctor

@@ -11,7 +11,7 @@ import torch
 
 import hpctrain
 import hpctrain.torch
-from hpctrain.errors import ConfigError, NonFiniteError
+from hpctrain.errors import ConfigError, NonFiniteError, UnsupportedError
 from hpctrain.plan.split import part
 from hpctrain.runtime.step import Trainer
 from hpctrain.transport.threads import run_threads
@@ -263,6 +263,11 @@ def test_bad_options_name_themselves(options: dict[str, Any], word: str) -> None
             Trainer(context, hpctrain.torch.adapt(Scalar(), linear), optimizer=hpctrain.AdamW(), **options)
 
     on_threads(1, run)
+
+
+def test_parameters_that_cannot_be_trained_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="'weight' is torch.strided on device 'meta'"):
+        hpctrain.torch.adapt(torch.nn.Linear(2, 2, device="meta"), linear)
 
 
 @pytest.mark.parametrize("bad", [3.0, (torch.ones(2), 1.0), torch.ones(())])

@@ -59,7 +59,7 @@ BROKEN = {
 
 def lint_imports(folder: Path) -> str:
     program = ("import sys; sys.path.insert(0, '.'); from importlinter.cli import lint_imports_command as c; "
-               "c(['setup.cfg', '--no-cache'])")
+               "c(['--config', 'setup.cfg', '--no-cache'])")
     return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
                           timeout=60, check=False).stdout
 

@@ -48,9 +48,9 @@ class TorchModel:
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
         for parameter, (name, *_) in names.items():
-            if parameter.is_meta or parameter.is_sparse:
-                kind = "on the meta device" if parameter.is_meta else "sparse"
-                raise UnsupportedError(f"parameter {name!r} is {kind}; legal are dense parameters with values")
+            if parameter.device.type != "cpu" or parameter.layout != torch.strided:
+                raise UnsupportedError(f"parameter {name!r} is {parameter.layout} on device {str(parameter.device)!r}; "
+                                       "legal are dense (torch.strided) parameters on 'cpu'")
             self._parameters[name] = parameter
         return [
             Placement(name, tuple(parameter.shape), self.arrays.dtype(parameter), aliases=tuple(aliases),
