@@ -60,7 +60,7 @@ def makespan(plan: CollectivePlan, num_bytes: int, machine: Machine) -> float:
             entered[event.rank] = (event.step, latest[event.rank])
         else:
             begin = max(entered[event.source][1], entered[event.destination][1])
-            num_sent = (event.send.stop - event.send.start) * num_bytes
+            num_sent = _length(event.send) * num_bytes
             arrival = begin + machine.alpha + num_sent * machine.beta
             added = arrival + num_sent * machine.gamma * event.receive.combine
             latest[event.source] = max(latest[event.source], arrival)
@@ -70,10 +70,14 @@ def makespan(plan: CollectivePlan, num_bytes: int, machine: Machine) -> float:
 
 
 def _elements(step: Step) -> tuple[int, int, int]:
-    sent = sum(a.stop - a.start for a in step if isinstance(a, Send))
-    received = sum(a.stop - a.start for a in step if isinstance(a, Receive))
-    combined = sum(a.stop - a.start for a in step if isinstance(a, Receive) and a.combine)
+    sent = sum(_length(a) for a in step if isinstance(a, Send))
+    received = sum(_length(a) for a in step if isinstance(a, Receive))
+    combined = sum(_length(a) for a in step if isinstance(a, Receive) and a.combine)
     return sent, received, combined
+
+
+def _length(message: Send | Receive) -> int:
+    return sum(stop - start for start, stop in message.pieces)
 
 
 def _seconds(step: Step, num_bytes: int, machine: Machine) -> float:

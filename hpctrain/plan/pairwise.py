@@ -1,18 +1,20 @@
-"""Pairwise exchange: every rank sends each part straight to its owner, and only the owner adds.
+"""Pairwise exchange: every rank sends each part straight to where it belongs, to one rank after the other.
 
-Owns the reduce-scatter for which no partial sum ever travels, and the all-reduce that starts with it. Same volume and
-rounds as the ring ((p - 1) rounds, n minus one part sent by each rank). It is the algorithm for half types: the owner
-adds in float32 and rounds once. It also never writes another rank's part, so the input can stay untouched.
+Owns the reduce-scatter for which no partial sum ever travels, the all-reduce that starts with it, and the all-to-all.
+Same volume and rounds as the ring (p - 1 rounds, n minus one part sent by each rank). It is the algorithm for half
+types: the owner adds in float32 and rounds once. It also never writes another rank's part, so the input can stay
+untouched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpctrain.plan import rows
 from hpctrain.plan.ring import gather_rounds
 from hpctrain.plan.steps import CollectivePlan, Finish, Step, receive, send
 
-__all__ = ["all_reduce", "reduce_scatter"]
+__all__ = ["all_reduce", "all_to_all", "reduce_scatter"]
 
 
 def reduce_scatter(bounds: Sequence[int], block: int | None = None) -> CollectivePlan:
@@ -24,7 +26,8 @@ def reduce_scatter(bounds: Sequence[int], block: int | None = None) -> Collectiv
     """
     b = tuple(bounds)
     p = len(b) - 1
-    return CollectivePlan("reduce_scatter", "pairwise", p, b, lambda rank: _rounds(b, p, rank, block))
+    return CollectivePlan("reduce_scatter", "pairwise", p, b, lambda rank: _rounds(b, p, rank, block),
+                          direct=True)
 
 
 def all_reduce(bounds: Sequence[int], block: int | None = None) -> CollectivePlan:
@@ -34,9 +37,21 @@ def all_reduce(bounds: Sequence[int], block: int | None = None) -> CollectivePla
 
     def make(rank: int) -> Iterator[Step]:
         yield from _rounds(b, p, rank, block)
-        yield from gather_rounds(b, p, rank)
+        yield from gather_rounds(b, range(p), rank)
 
-    return CollectivePlan("all_reduce", "pairwise + ring", p, b, make)
+    return CollectivePlan("all_reduce", "pairwise", p, b, make, direct=True)
+
+
+def all_to_all(bounds: Sequence[int], num_ranks: int) -> CollectivePlan:
+    """In round k = 1..p-1, rank r sends to r + k its block and receives from r - k (mod p)."""
+    p = num_ranks
+
+    def make(rank: int) -> Iterator[Step]:
+        for k in range(1, p):
+            to, source = (rank + k) % p, (rank - k) % p
+            yield (*send(to, *rows.block(bounds, p, rank, to)), *receive(source, *rows.block(bounds, p, source, rank)))
+
+    return CollectivePlan("all_to_all", "pairwise", p, bounds, make)
 
 
 def _rounds(b: tuple[int, ...], p: int, rank: int, block: int | None) -> Iterator[Step]:

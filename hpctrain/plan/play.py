@@ -89,11 +89,15 @@ def play(plan: CollectivePlan) -> Iterator[Entered | Met]:
 
 def _check_interval(event: Met) -> None:
     sent, received = event.send, event.receive
-    if (sent.start, sent.stop) != (received.start, received.stop):
+    if sent.pieces != received.pieces:
         raise PlanError(
-            f"rank {event.source}, step {event.source_step} sends elements [{sent.start}, {sent.stop}) but "
-            f"rank {event.destination}, step {event.destination_step} receives [{received.start}, {received.stop})"
+            f"rank {event.source}, step {event.source_step} sends elements {_named(sent.pieces)} but "
+            f"rank {event.destination}, step {event.destination_step} receives {_named(received.pieces)}"
         )
+
+
+def _named(pieces: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"[{start}, {stop})" for start, stop in pieces)
 
 
 def _check_all_through(programs: list, step: list[int], sends: dict, receives: dict) -> None:

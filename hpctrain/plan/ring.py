@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from hpctrain.plan.steps import CollectivePlan, Finish, Step, receive, send
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "broadcast", "gather_rounds", "reduce_rounds", "reduce_scatter"]
 
 
 def reduce_scatter(bounds: Sequence[int]) -> CollectivePlan:
@@ -29,14 +29,14 @@ def reduce_scatter(bounds: Sequence[int]) -> CollectivePlan:
     """
     b = tuple(bounds)
     p = len(b) - 1
-    return CollectivePlan("reduce_scatter", "ring", p, b, lambda rank: _reduce_rounds(b, p, rank))
+    return CollectivePlan("reduce_scatter", "ring", p, b, lambda rank: reduce_rounds(b, range(p), rank, finish=True))
 
 
 def all_gather(bounds: Sequence[int]) -> CollectivePlan:
     """Every rank ends with all parts. In round k, rank r sends part r - k and stores part r - k - 1 (mod p)."""
     b = tuple(bounds)
     p = len(b) - 1
-    return CollectivePlan("all_gather", "ring", p, b, lambda rank: gather_rounds(b, p, rank))
+    return CollectivePlan("all_gather", "ring", p, b, lambda rank: gather_rounds(b, range(p), rank))
 
 
 def all_reduce(bounds: Sequence[int]) -> CollectivePlan:
@@ -45,8 +45,8 @@ def all_reduce(bounds: Sequence[int]) -> CollectivePlan:
     p = len(b) - 1
 
     def make(rank: int) -> Iterator[Step]:
-        yield from _reduce_rounds(b, p, rank)
-        yield from gather_rounds(b, p, rank)
+        yield from reduce_rounds(b, range(p), rank, finish=True)
+        yield from gather_rounds(b, range(p), rank)
 
     return CollectivePlan("all_reduce", "ring", p, b, make)
 
@@ -65,25 +65,27 @@ def broadcast(bounds: Sequence[int], num_ranks: int, root: int = 0) -> Collectiv
     """
     b = tuple(bounds)
     p = num_ranks
-    return CollectivePlan("broadcast", "ring chain", p, b, lambda rank: _chain(b, p, (rank - root) % p, rank), root)
+    return CollectivePlan("broadcast", "ring", p, b, lambda rank: _chain(b, p, (rank - root) % p, rank), root)
 
 
-def _reduce_rounds(b: tuple[int, ...], p: int, rank: int) -> Iterator[Step]:
+def reduce_rounds(b: Sequence[int], members: Sequence[int], place: int, *, finish: bool) -> Iterator[Step]:
+    """The rounds of `reduce_scatter` for the rank members[place], in a ring of `members`."""
+    p = len(members)
+    above, below = members[(place + 1) % p], members[(place - 1) % p]
     for k in range(p - 1):
-        out, into = (rank - k - 1) % p, (rank - k - 2) % p
-        yield (
-            *send((rank + 1) % p, b[out], b[out + 1]),
-            *receive((rank - 1) % p, b[into], b[into + 1], combine=True),
-        )
-    if b[rank + 1] > b[rank]:
-        yield (Finish(b[rank], b[rank + 1]),)
+        out, into = (place - k - 1) % p, (place - k - 2) % p
+        yield (*send(above, b[out], b[out + 1]), *receive(below, b[into], b[into + 1], combine=True))
+    if finish and b[place + 1] > b[place]:
+        yield (Finish(b[place], b[place + 1]),)
 
 
-def gather_rounds(b: tuple[int, ...], p: int, rank: int) -> Iterator[Step]:
-    """The rounds of `all_gather` for one rank."""
+def gather_rounds(b: Sequence[int], members: Sequence[int], place: int) -> Iterator[Step]:
+    """The rounds of `all_gather` for the rank members[place], in a ring of `members`."""
+    p = len(members)
+    above, below = members[(place + 1) % p], members[(place - 1) % p]
     for k in range(p - 1):
-        out, into = (rank - k) % p, (rank - k - 1) % p
-        yield (*send((rank + 1) % p, b[out], b[out + 1]), *receive((rank - 1) % p, b[into], b[into + 1]))
+        out, into = (place - k) % p, (place - k - 1) % p
+        yield (*send(above, b[out], b[out + 1]), *receive(below, b[into], b[into + 1]))
 
 
 def _chain(b: tuple[int, ...], p: int, position: int, rank: int) -> Iterator[Step]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import ceil, log2
 
 import pytest
 
 from hpctrain.plan import pairwise, ring
+from hpctrain.plan.algorithms import ALGORITHMS, make_plan
 from hpctrain.plan.cost import Count, Machine, count, makespan, price
 from hpctrain.plan.split import bounds
 from tests.unit.test_ring import plans
@@ -79,3 +81,96 @@ def test_eighty_thousand_ranks_are_priced_in_seconds() -> None:
     plan = ring.all_reduce(bounds(10**10, 80_000))
     assert count(plan, 12_345).rounds == 2 * 79_999
     assert price(plan, 12_345, 4, MACHINE) == pytest.approx(159_998 * A + 4 * 125_000 * 79_999 * (2 * BETA + G))
+
+
+@pytest.mark.parametrize("k", range(1, 5))
+def test_powers_of_two_equal_the_closed_forms(k: int) -> None:
+    p = 2**k
+    n = 60 * p
+    share = Fraction(p - 1, p) * n
+    forms = {
+        ("all_reduce", "recursive doubling"): (k, k * n, k * n),
+        ("all_reduce", "rabenseifner"): (2 * k, 2 * share, share),
+        ("reduce_scatter", "rabenseifner"): (k, share, share),
+        ("all_gather", "recursive doubling"): (k, share, 0),
+        ("all_gather", "bruck"): (k, share, 0),
+        ("all_to_all", "bruck"): (k, Fraction(n, 2) * k, 0),
+        ("all_to_all", "pairwise"): (p - 1, share, 0),
+        ("all_gather", "bidirectional ring"): (p // 2, share, 0),
+        ("reduce_scatter", "bidirectional ring"): (p // 2, share, share),
+        ("all_reduce", "bidirectional ring"): (p, 2 * share, share),
+        ("all_reduce", "naive"): (1, (p - 1) * n, (p - 1) * n),
+        ("reduce_scatter", "naive"): (1, share, share),
+        ("all_gather", "naive"): (1, share, 0),
+        ("all_to_all", "naive"): (1, share, 0),
+    }
+    for (operation, algorithm), (rounds, sent, combined) in forms.items():
+        plan = make_plan(operation, algorithm, p, n)
+        for rank in range(p):
+            assert count(plan, rank) == Count(rounds, sent, sent, combined), (operation, algorithm)
+        time = rounds * A + 4 * (sent * BETA + combined * G)
+        assert price(plan, 0, 4, MACHINE) == time, (operation, algorithm)
+
+
+@pytest.mark.parametrize("p", [3, 5, 6, 7, 9, 12, 15, 17])
+def test_any_other_number_of_ranks_within_the_stated_bounds(p: int) -> None:
+    n = 60 * p * 16
+    k = p.bit_length() - 1
+    counts = [count(make_plan("all_reduce", "rabenseifner", p, n), rank) for rank in range(p)]
+    assert max(c.rounds for c in counts) == 2 * k + 2
+    assert max(c.sent for c in counts) <= (2 * Fraction(p - 1, p) + 2) * n
+    counts = [count(make_plan("all_reduce", "recursive doubling", p, n), rank) for rank in range(p)]
+    assert max(c.rounds for c in counts) == k + 2
+    assert max(c.sent for c in counts) == (k + 1) * n
+    for rank in range(p):
+        assert count(make_plan("all_gather", "bruck", p, n), rank) == Count(
+            ceil(log2(p)), Fraction(p - 1, p) * n, Fraction(p - 1, p) * n, 0
+        )
+
+
+@pytest.mark.parametrize("p", range(2, 18))
+def test_trees_take_the_logarithm_of_the_ranks_in_rounds(p: int) -> None:
+    n, rounds = 60 * p, ceil(log2(p))
+    share = Fraction(p - 1, p) * n
+    for operation, per_round in (("broadcast", BETA), ("reduce", BETA + G)):
+        plan = make_plan(operation, "binomial tree", p, n, root=p - 1)
+        assert makespan(plan, 1, MACHINE) == rounds * (A + n * per_round)
+    assert count(make_plan("scatter", "binomial tree", p, n), 0) == Count(rounds, share, 0, 0)
+    assert count(make_plan("gather", "binomial tree", p, n), 0) == Count(rounds, 0, share, 0)
+    long = count(make_plan("broadcast", "scatter + all-gather", p, n), 0)
+    assert (long.rounds, long.sent) == (rounds + p - 1, 2 * share)
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 4])
+def test_more_servers_share_the_load(num_servers: int) -> None:
+    p, n = 8, 120
+    plan = make_plan("all_reduce", "parameter server", p, n, num_servers=num_servers)
+    share = n // num_servers
+    client = num_servers - 1  # a server is a client of the others
+    assert count(plan, 0) == Count(2, *[7 * share + client * share] * 2, 7 * share)
+    assert count(plan, p - 1) == Count(2, n, n, 0)
+
+
+def test_two_levels_send_little_between_nodes() -> None:
+    nodes, g = 4, 8
+    p, n = nodes * g, 3200
+    plan = make_plan("all_reduce", "two-level", p, n, node_size=g)
+    for rank in range(p):
+        assert count(plan, rank).rounds == 20
+        between = within = 0
+        for step in plan.program(rank):
+            for action in step:
+                if type(action).__name__ == "Send":
+                    far = action.peer // g != rank // g
+                    between += far * (action.stop - action.start)
+                    within += (not far) * (action.stop - action.start)
+        assert (within, between) == (1.75 * n, 0.1875 * n)
+
+
+def test_sixty_five_thousand_ranks_in_seconds() -> None:
+    p = 65_536
+    for operation, makers in ALGORITHMS.items():
+        for algorithm in makers:
+            plan = make_plan(operation, algorithm, p, p * 64, node_size=8)
+            middle = count(plan, p // 2)
+            assert middle.sent + middle.received > 0, (operation, algorithm)
