@@ -13,11 +13,12 @@ library; engines only slice flat (1-D, contiguous) ones and hand them back. *dty
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpctrain.plan.placement import Placement
 
-__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Request", "Transport", "Work"]
+__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Request", "Shared", "Transport", "Work"]
 
 Array = Any  # an array of some library
 
@@ -35,6 +36,18 @@ class Request(Protocol):
         """Blocks until `done()`. Raises TransportError when the peer or the job is gone."""
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The same stretch of an allocation on every rank of a group.
+
+    `place` is equal on two ranks exactly when they mean the same stretch. `views[r]` is rank r's memory, mapped here:
+    reading and writing it needs no message, but an understanding of who does so when.
+    """
+
+    place: tuple[int, int]
+    views: tuple[memoryview, ...]
+
+
 class Transport(Protocol):
     """Moves bytes between the ranks of one group. It never does arithmetic and never looks inside a buffer.
 
@@ -48,7 +61,17 @@ class Transport(Protocol):
     size: int
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Zeroed memory that is best for this transport, aligned to 64 bytes. Local. Freed with its last view."""
+        """Zeroed memory that is best for this transport, aligned to 64 bytes. Collective over the group.
+
+        Every rank asks for the same number. Freed with its last view.
+        """
+
+    @property
+    def shares(self) -> bool:
+        """Whether some allocation may be shared (see `shared`); the same on all ranks. Local."""
+
+    def shared(self, memory: memoryview) -> Shared | None:
+        """Where the neighbours have what `memory` is here, when it lies in an allocation that all ranks see. Local."""
 
     def send(self, data: memoryview, destination: int, tag: int) -> Request:
         """Starts a message to rank `destination` of this group; 0 <= tag < 32768. Local, never blocks."""
@@ -111,7 +134,7 @@ class Arrays(Protocol):
         """`target[...] = source` for any layout and dtype of the two (cast with one rounding); equal element counts."""
 
     def combine(self, operation: str, target: Array, source: Array) -> None:
-        """`target = operation(target, source)` in place; "sum", "min" or "max"; source may be of a narrower type."""
+        """`target = operation(target, source)` in place; `dtypes.OPERATIONS` but "mean"; source may be narrower."""
 
     def scale(self, array: Array, factor: float) -> None:
         """`array *= factor` in place."""

@@ -15,7 +15,9 @@ __all__ = ["DTYPES", "OPERATIONS", "DType", "check_reduction", "dtype_of"]
 
 @dataclass(frozen=True)
 class DType:
-    """One element type. `accumulate` names the type that sums of it are carried in (one rounding at the end)."""
+    """One element type. `accumulate` names the type that sums and products of it are carried in (one rounding
+    at the end).
+    """
 
     name: str
     num_bytes: int
@@ -34,13 +36,22 @@ def _table() -> dict[str, DType]:
 
 DTYPES: dict[str, DType] = _table()
 
-#: Which kinds of element each reduction is defined on. Sums of bool have no agreed meaning (a count? an OR?), means
-#: of integers lose their fraction, complex numbers have no order: these are refused by name.
+#: Which kinds of element each reduction is defined on. Sums and products of bool have no agreed meaning (a count? an
+#: OR?), means of integers lose their fraction, complex numbers have no order, bits of floating point numbers mean
+#: nothing one by one: these are refused by name. Logical operations take any element for true that is not zero, and
+#: give 1 or 0 in the same dtype.
 OPERATIONS: dict[str, frozenset[str]] = {
     "sum": frozenset({"float", "int", "complex"}),
     "mean": frozenset({"float", "complex"}),
     "min": frozenset({"float", "int", "bool"}),
     "max": frozenset({"float", "int", "bool"}),
+    "prod": frozenset({"float", "int", "complex"}),
+    "logical_and": frozenset({"float", "int", "bool", "complex"}),
+    "logical_or": frozenset({"float", "int", "bool", "complex"}),
+    "logical_xor": frozenset({"float", "int", "bool", "complex"}),
+    "band": frozenset({"int", "bool"}),
+    "bor": frozenset({"int", "bool"}),
+    "bxor": frozenset({"int", "bool"}),
 }
 
 

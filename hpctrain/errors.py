@@ -15,6 +15,7 @@ __all__ = [
     "ConfigError",
     "HpctrainError",
     "LaunchError",
+    "MismatchError",
     "NonFiniteError",
     "PlanError",
     "RemoteError",
@@ -43,6 +44,10 @@ class PlanError(HpctrainError, ValueError):
 
 class LaunchError(HpctrainError, RuntimeError):
     """The job was started in a way that cannot work. The message says how to start it."""
+
+
+class MismatchError(HpctrainError, RuntimeError):
+    """Ranks of one group called different collectives. Nothing was moved; raised on all ranks alike (debug mode)."""
 
 
 class TransportError(HpctrainError, RuntimeError):

@@ -19,7 +19,9 @@ import hpctrain.numpy
 import hpctrain.torch
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
+from hpctrain.collectives.recorder import Recorder
 from hpctrain.plan.split import part
+from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.step import Trainer
 
 VOCAB, WIDTH = 7, 5
@@ -144,8 +146,10 @@ def assert_same(trace: Trace, truth: Trace, tolerance: float) -> None:
 
 def context_of(transport: Any) -> Any:
     """A context over any transport, for engines on threads."""
-    group = Group(transport, arrays_of)
-    return SimpleNamespace(world=group, rank=group.rank, size=group.size, stop_requested=False, description=dict)
+    recorder = Recorder()
+    group = Group(transport, arrays_of, observer=recorder.channel("world", range(transport.size)))
+    return SimpleNamespace(world=group, rank=group.rank, size=group.size, stop_requested=False, description=dict,
+                           host="host", recorder=recorder, watch=Watch())
 
 
 def options_of(name: str) -> tuple[Any, Callable[[Any], torch.optim.Optimizer]]:

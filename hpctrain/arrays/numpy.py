@@ -22,7 +22,11 @@ __all__ = ["NumpyArrays"]
 _BLOCK = 32 * 1024  # elements; a handful of float32 blocks of this size fit a core's second-level cache
 _TYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_COMBINE = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_COMBINE = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}
 
 
 class NumpyArrays:

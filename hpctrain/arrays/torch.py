@@ -22,7 +22,11 @@ __all__ = ["TorchArrays"]
 _BLOCK = 64 * 1024  # elements; scratch of this size stays in cache
 _TYPES = {name: getattr(torch, name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_COMBINE: dict[str, Callable[..., Any]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}
 #: A pairwise sum of float32 squares within these is right to some 1e-7: nothing overflowed, and what underflowed is
 #: negligible.
 _NORMAL_SQUARES = (1e-24, 1e38)

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
 import hpctrain.errors
-from hpctrain.contracts import Transport
+from hpctrain.contracts import Request, Transport
 from hpctrain.errors import RemoteError
 
-__all__ = ["Agreement", "broadcast_value", "exchange", "on_root"]
+__all__ = ["Agreement", "barrier", "broadcast_value", "exchange", "on_root"]
 
 _FRAME = 512  # bytes of the first message of a text
 _LENGTH = 4  # bytes of the length in front of it
@@ -62,16 +63,31 @@ def on_root(transport: Transport, tag: int, function: Any, root: int) -> Any:
     return _decode(_broadcast(transport, tag, text, root), root, cause)
 
 
+def barrier(transport: Transport, tag: int) -> Generator[Request, None, None]:
+    """Ends when every rank has begun it. Collective over the transport's group.
+
+    A dissemination barrier (Hensgen, Finkel, Manber 1988): ceil(log2 p) rounds of one small message each way.
+    """
+    rank, size = transport.rank, transport.size
+    distance = 1
+    while distance < size:
+        arriving = transport.recv(memoryview(bytearray(1)), (rank - distance) % size, tag)
+        leaving = transport.send(memoryview(b"\0"), (rank + distance) % size, tag)
+        yield arriving
+        yield leaving
+        distance *= 2
+
+
 class Agreement:
     """Context manager: an exception in its body on any rank is raised on all ranks alike, at the end of the body.
 
-    Collective over the transport's group. The error is that of the lowest rank that failed; its class is kept where it
-    is a builtin one or one of hpctrain.errors, and is RemoteError otherwise. SystemExit and KeyboardInterrupt are not
-    errors and pass through on their rank alone.
+    `tell` exchanges the values of all ranks. Collective over its group. The error is that of the lowest rank that
+    failed; its class is kept where it is a builtin one or one of hpctrain.errors, and is RemoteError otherwise.
+    SystemExit and KeyboardInterrupt are not errors and pass through on their rank alone.
     """
 
-    def __init__(self, transport: Transport, tag: int) -> None:
-        self._transport, self._tag = transport, tag
+    def __init__(self, tell: Callable[[Any], list[Any]]) -> None:
+        self._tell = tell
 
     def __enter__(self) -> Agreement:
         return self
@@ -81,7 +97,7 @@ class Agreement:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             return
-        failures = exchange(self._transport, self._tag, _describe(error) if error is not None else None)
+        failures = self._tell(_describe(error) if error is not None else None)
         for rank, failure in enumerate(failures):
             if failure is not None:
                 raise _rebuild(failure, rank) from error

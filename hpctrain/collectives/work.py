@@ -6,12 +6,62 @@ request it waits for is done.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator
+from typing import Any
 
-from hpctrain.contracts import Request
+from hpctrain.contracts import Array, Request
 
-__all__ = ["Queue", "QueuedWork"]
+__all__ = ["Finished", "Message", "Queue", "QueuedWork"]
+
+
+class Finished:
+    """A work with nothing to do; fulfils `contracts.Work`."""
+
+    def __init__(self, result: Array) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self) -> Array:
+        """What the blocking call returns, at once."""
+        return self._result
+
+
+class Message:
+    """One message of `Group.start_send` or `start_recv`; fulfils `contracts.Work`. Local calls only.
+
+    Messages between two ranks are no collectives: each is waited for alone, in any order. Meanwhile the works of
+    `queue` move on, since the other rank may wait for one of them before it comes to the message.
+    """
+
+    def __init__(self, queue: Queue, request: Request, result: Array, at_end: Callable[[], None] | None) -> None:
+        self._queue, self._request, self._result, self._at_end = queue, request, result, at_end
+        self._finished = False
+
+    def done(self) -> bool:
+        """Whether the message has arrived, or may be overwritten if it was sent. Never blocks."""
+        if not self._finished and self._request.done():
+            self._finish()
+        return self._finished
+
+    def wait(self) -> Array:
+        """Blocks until done; gives the array."""
+        if not self._finished:
+            while self._queue.busy and not self._request.done():
+                self._queue.advance()
+                time.sleep(0)  # lets go of the core, which the other rank may need
+            self._request.wait()
+            self._finish()
+        return self._result
+
+    def _finish(self) -> None:
+        self._finished = True
+        if self._at_end is not None:
+            self._at_end()
 
 
 class QueuedWork:
@@ -20,8 +70,10 @@ class QueuedWork:
     The arrays of the collective belong to it until it is done.
     """
 
-    def __init__(self, queue: Queue, steps: Generator[Request, None, None], at_end: Callable[[], None] | None) -> None:
-        self._queue, self._steps, self._at_end = queue, steps, at_end
+    def __init__(self, queue: Queue, steps: Generator[Request, None, None], result: Array,
+                 at_end: Callable[[], None] | None, before_wait: Callable[[], None] | None) -> None:
+        self._queue, self._steps, self._result = queue, steps, result
+        self._at_end, self._before_wait = at_end, before_wait
         self._request: Request | None = None
         self.finished = False
         self.resume()
@@ -34,10 +86,13 @@ class QueuedWork:
             self.resume()
         return True
 
-    def wait(self) -> None:
-        """Blocks until done, works that were started earlier included."""
+    def wait(self) -> Array:
+        """Blocks until done, works that were started earlier included; gives what the blocking call returns."""
         if not self.finished:
+            if self._before_wait is not None:
+                self._before_wait()
             self._queue.finish(self)
+        return self._result
 
     def resume(self) -> None:
         """Goes on to the next request; the one before must be done."""
@@ -61,13 +116,19 @@ class Queue:
     def __init__(self) -> None:
         self._works: deque[QueuedWork] = deque()
 
-    def start(self, steps: Generator[Request, None, None], at_end: Callable[[], None] | None = None) -> QueuedWork:
-        """Starts `steps`; `at_end` is called once when they are through."""
+    def start(self, steps: Generator[Request, None, None], result: Any = None,
+              at_end: Callable[[], None] | None = None, before_wait: Callable[[], None] | None = None) -> QueuedWork:
+        """Starts `steps`. `at_end` is called once when they are through, `before_wait` when someone has to wait."""
         while self._works and self._works[0].finished:
             self._works.popleft()
-        work = QueuedWork(self, steps, at_end)
+        work = QueuedWork(self, steps, result, at_end, before_wait)
         self._works.append(work)
         return work
+
+    @property
+    def busy(self) -> bool:
+        """Whether some work is not known to be done."""
+        return bool(self._works)
 
     def advance(self) -> None:
         """Moves on every work whose messages allow it. Never blocks."""

@@ -7,12 +7,15 @@ initialises MPI.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from mpi4py import MPI
 
+from hpctrain.contracts import Shared
 from hpctrain.errors import TransportError
 from hpctrain.transport.memory import allocate
+from hpctrain.transport.shared import NodeMemory
 
 __all__ = ["MESSAGE_LIMIT", "MpiTransport"]
 
@@ -100,9 +103,26 @@ class MpiTransport:
         self._node_ranks = node_ranks
         self.message_limit = message_limit
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
+        self._node_memory = NodeMemory(communicator) if 1 < self.size == len(node_ranks) else None
 
     def allocate(self, num_bytes: int) -> memoryview:
+        if self._node_memory is None or num_bytes == 0:
+            return allocate(num_bytes)
+        made = self._node_memory.allocate(num_bytes)
+        if isinstance(made, memoryview):
+            return made
+        if self.rank == 0:
+            text = f"ranks of this node exchange by messages, since they cannot share memory: {made}"
+            warnings.warn(text, stacklevel=2)
+        self._node_memory = None
         return allocate(num_bytes)
+
+    @property
+    def shares(self) -> bool:
+        return self._node_memory is not None and len(self._node_memory) > 0
+
+    def shared(self, memory: memoryview) -> Shared | None:
+        return None if self._node_memory is None else self._node_memory.find(memory)
 
     def send(self, data: memoryview, destination: int, tag: int) -> _Message | _Pieces:
         if len(data) <= self.message_limit:

@@ -7,6 +7,7 @@ Python's lock keeps threads from being fast.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpctrain.contracts import Shared
 from hpctrain.errors import TransportError
 from hpctrain.transport.memory import allocate
 
@@ -31,6 +33,7 @@ class _World:
         self.sends: _Posted = defaultdict(deque)
         self.receives: _Posted = defaultdict(deque)
         self.failure: tuple[int, BaseException] | None = None
+        self.allocations: dict[Any, dict[int, memoryview]] = defaultdict(dict)  # (group, number): each rank's memory
         self.timeout = timeout
         self.on_abort = on_abort
 
@@ -51,6 +54,18 @@ class _World:
                 self.changed.notify_all()
             else:
                 mine[message.route].append(message)
+
+    def share(self, key: Any, rank: int, size: int, memory: memoryview) -> memoryview:
+        """Waits until all ranks of the group have come with their part of an allocation."""
+        deadline = time.monotonic() + self.timeout
+        with self.changed:
+            self.allocations[key][rank] = memory
+            self.changed.notify_all()
+            while len(self.allocations[key]) < size:
+                self.check()
+                if not self.changed.wait(deadline - time.monotonic()):
+                    raise TransportError(f"only {len(self.allocations[key])} of {size} ranks came to allocate")
+        return memory
 
     def check(self) -> None:
         if self.failure is not None:
@@ -101,10 +116,29 @@ class ThreadsTransport:
         self.rank, self.size = rank, size
         self._world, self._group = world, group
         self._num_subgroups = 0
+        self._num_allocations = 0
         self._closed = False
 
     def allocate(self, num_bytes: int) -> memoryview:
-        return allocate(num_bytes)
+        self._num_allocations += 1
+        return self._world.share((self._group, self._num_allocations), self.rank, self.size, allocate(num_bytes))
+
+    @property
+    def shares(self) -> bool:
+        return self._num_allocations > 0
+
+    def shared(self, memory: memoryview) -> Shared | None:
+        if not len(memory) or memory.readonly:
+            return None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for number in range(1, self._num_allocations + 1):
+            parts = self._world.allocations[self._group, number]
+            whole = parts[self.rank]
+            offset = address - ctypes.addressof(ctypes.c_char.from_buffer(whole)) if len(whole) else -1
+            if offset >= 0 and offset + len(memory) <= min(len(part) for part in parts.values()):
+                views = tuple(parts[rank][offset : offset + len(memory)] for rank in range(self.size))
+                return Shared((number, offset), views)
+        return None
 
     def send(self, data: memoryview, destination: int, tag: int) -> _Message:
         return self._post(data, (self._group, self.rank, destination, tag), destination, self._world.sends)

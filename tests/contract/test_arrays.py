@@ -77,17 +77,27 @@ def test_assign_casts_with_one_rounding(arrays: Any) -> None:
         np.testing.assert_array_equal(to_numpy(target), to_numpy(wide).astype(numpy_dtype(dtype)))
 
 
+COMBINE = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "logical_and": np.logical_and,
+    "logical_or": np.logical_or, "logical_xor": np.logical_xor, "band": np.bitwise_and, "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+def test_every_reduction_is_a_combination() -> None:
+    assert {*COMBINE, "mean"} == set(OPERATIONS)
+
+
 @backends
-@pytest.mark.parametrize("dtype", [name for name, row in DTYPES.items() if row.kind != "bool"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_combine(arrays: Any, dtype: str) -> None:
-    a, b = (np.array(values).astype(numpy_dtype(dtype)) for values in ([1, 5, 3], [4, 2, 3]))
-    functions = {"sum": np.add, "min": np.minimum, "max": np.maximum}
-    for operation, function in functions.items():
+    a, b = (np.array(values).astype(numpy_dtype(dtype)) for values in ([1, 5, 3, 0, 0], [4, 2, 3, 0, 7]))
+    for operation, function in COMBINE.items():
         if DTYPES[dtype].kind not in OPERATIONS[operation]:
             continue
         target = as_library(a, arrays.name)
         arrays.combine(operation, target, as_library(b, arrays.name))
-        np.testing.assert_array_equal(to_numpy(target), function(a, b))
+        np.testing.assert_array_equal(to_numpy(target), function(a, b).astype(a.dtype), err_msg=operation)
 
 
 @backends
@@ -97,7 +107,7 @@ def test_combine_adds_halves_into_float32_as_they_are(arrays: Any, dtype: str) -
     arrays.fill(target, 2048.0)
     source = arrays.zeros(100_001, dtype)
     arrays.fill(source, 1.0)
-    for operation, value in (("sum", 2049.0), ("max", 2049.0), ("min", 1.0)):
+    for operation, value in (("sum", 2049.0), ("max", 2049.0), ("min", 1.0), ("prod", 1.0)):
         arrays.combine(operation, target, source)
         assert (to_numpy(target) == value).all()
 

@@ -11,15 +11,16 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.transport.mpi import MESSAGE_LIMIT, MpiTransport
-from tests.collective_cases import cases
+from tests import algorithm_cases, collective_cases
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", collective_cases.cases() + algorithm_cases.cases(), ids=lambda case: case.__name__)
 def test_mpi(case: Callable[[Any], None]) -> None:
     made = []
 
-    def make(segment_bytes: int = SEGMENT_BYTES, message_limit: int = MESSAGE_LIMIT) -> Group:
-        made.append(Group(MpiTransport(message_limit=message_limit), arrays_of, segment_bytes=segment_bytes))
+    def make(segment_bytes: int = SEGMENT_BYTES, message_limit: int = MESSAGE_LIMIT, **options: Any) -> Group:
+        transport = MpiTransport(message_limit=message_limit)
+        made.append(Group(transport, arrays_of, segment_bytes=segment_bytes, **options))
         return made[-1]
 
     case(make)

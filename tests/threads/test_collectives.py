@@ -11,16 +11,16 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.transport.threads import run_threads
-from tests.collective_cases import cases
+from tests import algorithm_cases, collective_cases
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 6))
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", collective_cases.cases() + algorithm_cases.cases(), ids=lambda case: case.__name__)
 def test_threads(case: Callable[[Any], None], num_ranks: int) -> None:
     def run(transport: Any) -> None:
-        def make(segment_bytes: int = SEGMENT_BYTES, message_limit: int = 0) -> Group:
+        def make(segment_bytes: int = SEGMENT_BYTES, message_limit: int = 0, **options: Any) -> Group:
             twin = transport.subgroup(range(transport.size))
-            return Group(twin, arrays_of, segment_bytes=segment_bytes)
+            return Group(twin, arrays_of, segment_bytes=segment_bytes, **options)
 
         case(make)
 
