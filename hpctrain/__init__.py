@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.optim.options import SGD, AdamW, ParameterGroup
 from hpctrain.optim.schedule import Constant, Plateau, WarmupCosine, WarmupLinear
 from hpctrain.runtime import abort
+from hpctrain.runtime.limits import Watch
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
 
-__all__ = ["SGD", "AdamW", "Constant", "ParameterGroup", "Plateau", "WarmupCosine", "WarmupLinear", "start"]
+__all__ = ["SGD", "AdamW", "Constant", "ParameterGroup", "Plateau", "WarmupCosine", "WarmupLinear", "Watch",
+           "start"]
 
 __version__ = "0.1.0"
 

@@ -12,12 +12,17 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Launch", "complete_home", "exception_hook", "launch", "oddities", "search_path", "user_threads"]
+from hpctrain.errors import ConfigError
+
+__all__ = ["Launch", "complete_home", "debug", "exception_hook", "hang_limit", "launch", "oddities", "search_path",
+           "user_threads"]
 
 Environment = Mapping[str, str]
 
 #: Slurm numbers the steps that are no `srun` (batch script, interactive shell, ...) from here to 2**32 - 1.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+_OFF = ("0", "no", "off", "false")
 
 #: The thread counts that a user may have set, the most general one first.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -98,7 +103,31 @@ def user_threads(environ: Environment = os.environ) -> tuple[str, int] | None:
 
 def exception_hook(environ: Environment = os.environ) -> bool:
     """Whether an uncaught exception may end the whole job; HPCTRAIN_EXCEPTION_HOOK=0 turns that off. Local."""
-    return environ.get("HPCTRAIN_EXCEPTION_HOOK", "1").strip().lower() not in ("0", "no", "off", "false")
+    return environ.get("HPCTRAIN_EXCEPTION_HOOK", "1").strip().lower() not in _OFF
+
+
+def debug(environ: Environment = os.environ) -> bool | None:
+    """Whether ranks compare their calls before every collective: HPCTRAIN_DEBUG=1 or 0; None where not set. Local."""
+    text = environ.get("HPCTRAIN_DEBUG", "").strip().lower()
+    return None if not text else text not in _OFF
+
+
+def hang_limit(environ: Environment = os.environ) -> float | None:
+    """HPCTRAIN_HANG_LIMIT: seconds that a rank may wait in a collective before the job ends; None if not set. Local.
+
+    Raises:
+        ConfigError: it is no number above 0. It must be the same on all ranks.
+    """
+    text = environ.get("HPCTRAIN_HANG_LIMIT", "").strip()
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"HPCTRAIN_HANG_LIMIT = {text!r} is not legal; legal are seconds above 0")
+    return seconds
 
 
 def complete_home(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -21,6 +21,8 @@ from hpctrain.contracts import Model, Transport
 from hpctrain.errors import LaunchError
 from hpctrain.runtime import abort
 from hpctrain.runtime.launch import MpiLibrary, check, describe
+from hpctrain.runtime.limits import Watch
+from hpctrain.runtime.oversight import Oversight
 from hpctrain.runtime.signals import Signals
 from hpctrain.runtime.threads import Threads, allowed_cores, fair_share
 
@@ -43,15 +45,20 @@ class Context:
         launch: what the launcher promised, or None.
         library: the MPI library, or None in a world of one without MPI.
         warnings: what looked odd about the launch, printed by rank 0.
+        watch: how long this job's ranks may wait for each other.
+        recorder: this rank's last collectives and the phase that it is in.
     """
 
-    def __init__(self, transport: Transport, library: MpiLibrary | None, warnings: Sequence[str] = ()) -> None:
+    def __init__(self, transport: Transport, library: MpiLibrary | None, warnings: Sequence[str] = (),
+                 oversight: Oversight | None = None) -> None:
         """Collective over all ranks of `transport`."""
+        self._oversight = oversight or Oversight()
+        self.watch, self.recorder = self._oversight.watch, self._oversight.recorder
         self.warnings = tuple(warnings)
         user = env.user_threads()
         allowed = allowed_cores()
         self._threads = Threads(user[1] if user else 1, allowed, user[0] if user else None)
-        self.world = Group(transport, self._threads.watching(arrays_of))
+        self.world = Group(transport, self._threads.watching(arrays_of), observer=self._oversight.observer(transport))
         self.rank, self.size = transport.rank, transport.size
         self.host = socket.gethostname()
         self.launch = env.launch()
@@ -64,6 +71,7 @@ class Context:
             self._threads.count = fair_share(core_sets, self.local_rank)
         self._threads.apply_to_loaded(arrays_of)
         self._announce(allowed)
+        self._oversight.join(self.world)
 
     @property
     def threads(self) -> int:
@@ -106,6 +114,7 @@ class Context:
             with contextlib.suppress(ValueError):  # not the main thread
                 self.signals.close()
             self.world.close()
+            self._oversight.close()
 
     def __enter__(self) -> Context:
         """The context itself."""
@@ -135,13 +144,14 @@ class Context:
 _running: list[Context] = []
 
 
-def start(*, strict: bool = True) -> Context:
+def start(*, strict: bool = True, watch: Watch | None = None) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
 
     Args:
         strict: refuse a launch that cannot be right. `hpctrain doctor` turns this off, to describe it.
+        watch: how long ranks may wait for each other, and what is said then (see `Watch`); the same on all ranks.
 
     Raises:
         LaunchError: MPI cannot be loaded though a launcher promised several ranks, or sees only one of them.
@@ -151,6 +161,7 @@ def start(*, strict: bool = True) -> Context:
     abort.install()
     allowed = allowed_cores()
     launch = env.launch()
+    oversight = Oversight(watch, launch)
     env.complete_home()
     try:
         from mpi4py import MPI
@@ -161,7 +172,7 @@ def start(*, strict: bool = True) -> Context:
         warnings = _examine(MPI.COMM_WORLD.Get_size(), launch, library, strict)
         transport = _with_mpi(MPI)
     Threads(1, allowed).restore("MPI")
-    context = Context(transport, library, warnings)
+    context = Context(transport, library, warnings, oversight)
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)

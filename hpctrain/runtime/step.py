@@ -18,6 +18,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import log
 from hpctrain.contracts import Array, Model
 from hpctrain.errors import ConfigError, NonFiniteError
 from hpctrain.optim.clip import gradient_norm, update_scale
@@ -31,6 +32,7 @@ from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads
 from hpctrain.plan.split import part
 from hpctrain.runtime.flat_model import FlatModel
 from hpctrain.runtime.saved_state import SavedState
+from hpctrain.runtime.straggler import StepTimes
 from hpctrain.zero.reduction import GradientReduction
 
 if TYPE_CHECKING:
@@ -90,6 +92,9 @@ class Trainer:
         self._reduction = GradientReduction(self._group, buckets)
         self._totals = self._arrays.zeros(5, "float64")
         self._saved = SavedState(context, self._flat, self.optimizer)
+        self._during = context.recorder.during
+        every = context.watch.straggler if self._group.size > 1 else 0
+        self._times = StepTimes(self._group, context.recorder, context.host, every, log.warning)
         self._clip_norm = clip_norm
         self._max_skips, self._skips = max_skips, 0
         self.num_updates = 0
@@ -103,7 +108,12 @@ class Trainer:
 
     def step(self, micro_batches: Iterable[Any]) -> StepResult:
         """One update from this rank's micro-batches (none is legal). Collective over the data axis."""
-        batches = list(micro_batches)
+        with self._during("step"):
+            result = self._step(list(micro_batches))
+            self._times.step_ends()
+        return result
+
+    def _step(self, batches: Sequence[Any]) -> StepResult:
         stashes: dict[int, Any] = {}
         terms = [0.0, 0.0]
         result: list[StepResult] = []
@@ -112,10 +122,12 @@ class Trainer:
             (loss_sum, weight), stashes[action.micro_batch] = self.model.forward(batches[action.micro_batch])
             terms[0] += loss_sum
             terms[1] += weight
+            self._times.part("forward")
 
         def backward(action: Backward) -> None:
             ready = self._reduction.ready if action.completes else _ignore
             self.model.backward(stashes.pop(action.micro_batch), None, ready)
+            self._times.part("backward")
 
         def reduce_gradients(action: ReduceGrads) -> None:
             self.unused = self._reduction.finish()
@@ -123,6 +135,7 @@ class Trainer:
         def update(action: OptimizerStep) -> None:
             result.append(self._update(*terms))
 
+        self._times.part("data")
         self._flat.zero_gradients()
         execute(accumulate(len(batches)), {Forward: forward, Backward: backward, ReduceGrads: reduce_gradients,
                                            OptimizerStep: update})
@@ -175,11 +188,12 @@ class Trainer:
     def evaluate(self, micro_batches: Iterable[Any]) -> Evaluation:
         """Loss over all ranks' micro-batches, forward only; ranks may have different numbers. Collective."""
         terms = [0.0, 0.0]
-        for batch in micro_batches:
-            (loss_sum, weight), _ = self.model.forward(batch, training=False)
-            terms[0] += loss_sum
-            terms[1] += weight
-        loss_sum, weight = self._reduce_totals(*terms)
+        with self._during("step"):
+            for batch in micro_batches:
+                (loss_sum, weight), _ = self.model.forward(batch, training=False)
+                terms[0] += loss_sum
+                terms[1] += weight
+            loss_sum, weight = self._reduce_totals(*terms)
         return Evaluation(loss_sum / weight if weight else nan, weight)
 
     def observe(self, value: float) -> None:
@@ -195,7 +209,8 @@ class Trainer:
 
     def save(self, root: str | Path, *, keep: int = 2, data: dict[str, Any] | None = None) -> Path:
         """Writes a checkpoint of everything, with `data` (JSON values: where the data stands). Collective."""
-        return self._saved.save(Path(root), self.num_updates, keep, data or {})
+        with self._during("checkpoint"):
+            return self._saved.save(Path(root), self.num_updates, keep, data or {})
 
     def resume(self, where: str | Path, *, policy: str = "auto") -> dict[str, Any] | None:
         """Loads a checkpoint of any number of ranks and returns the `data` saved with it. Collective.
@@ -205,7 +220,8 @@ class Trainer:
         """
         if policy not in ("auto", "require"):
             raise ConfigError(f"policy = {policy!r} is not legal; legal are 'auto' or 'require'")
-        found = self._saved.load(Path(where), must_exist=policy == "require")
+        with self._during("checkpoint"):
+            found = self._saved.load(Path(where), must_exist=policy == "require")
         if found is None:
             return None
         self.num_updates, data = found

@@ -11,7 +11,7 @@ never came is started by `finish` as the zeros that it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Work
@@ -31,6 +31,7 @@ class GradientReduction:
         self._group = group
         self._views = [gradient[bucket.start : bucket.stop] for gradient, bucket in buckets]
         self._names = [bucket.names for _, bucket in buckets]
+        self._titles = [_title(i, names) for i, names in enumerate(self._names)]
         self._bucket_of = {name: i for i, names in enumerate(self._names) for name in names}
         self._reset()
 
@@ -59,4 +60,11 @@ class GradientReduction:
         return unreported
 
     def _start_next(self) -> None:
-        self._works.append(self._group.start_all_reduce(self._views[len(self._works)]))
+        i = len(self._works)
+        self._works.append(self._group.start_all_reduce(self._views[i], name=self._titles[i]))
+
+
+def _title(number: int, names: Collection[str]) -> str:
+    """What a report calls the reduction of a bucket."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"gradients {number}: {min(names, default='none')}{more}"

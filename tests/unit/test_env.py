@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain import env
+from hpctrain.errors import ConfigError
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_PROCID": "2",
         "SLURM_LOCALID": "1"}
@@ -80,3 +81,17 @@ def test_home_is_completed_only_where_missing():
 def test_exception_hook(text, expected):
     assert env.exception_hook({"HPCTRAIN_EXCEPTION_HOOK": text}) is expected
     assert env.exception_hook({}) is True
+
+
+@pytest.mark.parametrize("text, expected", [(None, None), ("", None), ("1", True), ("yes", True), ("0", False),
+                                            (" off ", False)])
+def test_debug(text, expected):
+    assert env.debug({} if text is None else {"HPCTRAIN_DEBUG": text}) is expected
+
+
+def test_hang_limit():
+    assert env.hang_limit({}) is None
+    assert env.hang_limit({"HPCTRAIN_HANG_LIMIT": " 2.5 "}) == 2.5
+    for bad in ("0", "-1", "soon", "nan"):
+        with pytest.raises(ConfigError, match="HPCTRAIN_HANG_LIMIT"):
+            env.hang_limit({"HPCTRAIN_HANG_LIMIT": bad})

@@ -17,7 +17,8 @@ class Recorder:
         self.size = size
         self.log: list[Any] = []
 
-    def start_all_reduce(self, array: np.ndarray) -> Recorder:
+    def start_all_reduce(self, array: np.ndarray, *, name: str) -> Recorder:
+        assert name == {6: "gradients 0: c and 1 more", 0: "gradients 1: a and 1 more"}[int(array[0])]
         self.log.append(("start", int(array[0]), len(array)))
         return self
 
