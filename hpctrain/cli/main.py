@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpctrain import __version__, env
-from hpctrain.cli import ckpt, data
+from hpctrain.cli import bench, ckpt, data
 from hpctrain.cli.doctor import doctor
 from hpctrain.cli.plan import plan
 from hpctrain.cli.train import train
@@ -43,6 +43,7 @@ _commands.command()(plan)
 _commands.command()(doctor)
 _commands.add_typer(data.app, name="data")
 _commands.add_typer(ckpt.app, name="ckpt")
+_commands.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:
