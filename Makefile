@@ -79,6 +79,8 @@ doctor: $(STAMP)
 
 bench: $(BENCHES)
 
+bench-collectives: $(MPICH)/bin/mpirun
+
 $(BENCHES): bench-%: $(STAMP)
 	python bench/$*.py
 

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 def row(work: str, contender: str, unit: str, samples: Iterable[float]) -> Row:
     """One row from samples."""
     values = sorted(samples)
-    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return {"work": work, "contender": contender, "unit": unit, "median": round(median, 4), "low": round(low, 4),
             "high": round(high, 4), "runs": len(values)}
 

@@ -17,7 +17,7 @@ from hpctrain.dtypes import DTYPES
 from hpctrain.errors import ConfigError, UnsupportedError, choices, nearest
 from hpctrain.plan.algorithms import ALGORITHMS
 
-__all__ = ["CHOSEN", "Request", "num_nodes", "survey"]
+__all__ = ["CHOSEN", "Request", "survey"]
 
 #: The contender that is hpctrain left to itself: memory that the ranks share where it can, else the table's algorithm.
 CHOSEN = "chosen"
@@ -86,17 +86,6 @@ def _measure(group: Group, request: Request, communicator: Any, case: Case, oper
     times = alternate(group, calls, request.rounds) if calls else {}
     copy = copy_seconds(group, case.num_bytes, request.rounds)
     return Measured(operation, case.dtype, case.num_bytes, group.size, times, copy, NATIVE if native else None, refused)
-
-
-def num_nodes(group: Group) -> int:
-    """Nodes that the group's ranks are on, as the group counts them for its chooser. Collective over the group.
-
-    1 where ranks are not numbered node by node with as many on each: then no algorithm can make use of nodes.
-    """
-    firsts = [near[0] for near in group.exchange(list(group.transport.node_ranks()))]
-    node_size = firsts.count(0)
-    regular = firsts == [rank // node_size * node_size for rank in range(group.size)]
-    return -(-group.size // node_size) if regular else 1
 
 
 def names_of(measured: Sequence[Measured]) -> list[str]:

@@ -91,7 +91,7 @@ def tune(
     rounds: Rounds = 15,
 ) -> None:
     """Measure this job's ranks and write the table of algorithms for them."""
-    from hpctrain.bench.survey import num_nodes, survey
+    from hpctrain.bench.survey import survey
     from hpctrain.bench.tune import tuned_rows
     from hpctrain.collectives.choice_row import REDUCING
 
@@ -100,7 +100,7 @@ def tune(
     halves = replace(request, operations=tuple(adding), dtypes=("bfloat16",))
     context = _start()
     old = _rows_there(out, context)  # first: a file that cannot be read should not cost a measurement
-    nodes = num_nodes(context.world)
+    nodes = context.world.num_nodes()
     new = []
     for _, group in groupby(chain(survey(context.world, request), survey(context.world, halves)),
                             key=lambda one: (one.operation, one.dtype)):

@@ -259,6 +259,17 @@ class Group:
         return Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
                      observer=observer)
 
+    def choose_by(self, chooser: Chooses | None) -> None:
+        """From the next call on, `chooser` (the same on all ranks) chooses the algorithms; None: defaults. Local."""
+        self._core.chooser = chooser
+
+    def num_nodes(self) -> int:
+        """Nodes that the ranks are on, as a chooser hears of them. Collective over the group.
+
+        1 where ranks are not numbered node by node, with as many on each but the last: no algorithm can use those.
+        """
+        return self._core.nodes()[0]
+
     def close(self) -> None:
         """Finishes the works under way and releases the transport. Collective over the group."""
         self._core.queue.drain()

@@ -11,12 +11,15 @@ import contextlib
 import platform
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import env, log
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
+from hpctrain.collectives.choice_file import read_text
+from hpctrain.collectives.choose import Chooser
 from hpctrain.contracts import Model, Transport
 from hpctrain.errors import LaunchError
 from hpctrain.runtime import abort
@@ -58,7 +61,8 @@ class Context:
         user = env.user_threads()
         allowed = allowed_cores()
         self._threads = Threads(user[1] if user else 1, allowed, user[0] if user else None)
-        self.world = Group(transport, self._threads.watching(arrays_of), observer=self._oversight.observer(transport))
+        self.world = Group(transport, self._threads.watching(arrays_of), chooser=Chooser(),
+                           observer=self._oversight.observer(transport))
         self.rank, self.size = transport.rank, transport.size
         self.host = socket.gethostname()
         self.launch = env.launch()
@@ -144,7 +148,7 @@ class Context:
 _running: list[Context] = []
 
 
-def start(*, strict: bool = True, watch: Watch | None = None) -> Context:
+def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
@@ -152,8 +156,11 @@ def start(*, strict: bool = True, watch: Watch | None = None) -> Context:
     Args:
         strict: refuse a launch that cannot be right. `hpctrain doctor` turns this off, to describe it.
         watch: how long ranks may wait for each other, and what is said then (see `Watch`); the same on all ranks.
+        algorithms: a table made by `hpctrain bench tune`, read by rank 0, that chooses the collectives' algorithms;
+            the shipped one where it has no row.
 
     Raises:
+        ConfigError: `algorithms` is not such a table. On all ranks alike.
         LaunchError: MPI cannot be loaded though a launcher promised several ranks, or sees only one of them.
     """
     if _running:
@@ -176,6 +183,9 @@ def start(*, strict: bool = True, watch: Watch | None = None) -> Context:
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)
+    if algorithms is not None:
+        text = context.world.on_root(lambda: read_text(algorithms))
+        context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
     _running.append(context)
     return context
 

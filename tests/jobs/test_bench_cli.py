@@ -100,3 +100,16 @@ def test_draw_needs_no_mpi(tmp_path):
     ], job.text
     everything = python(["-c", blocked, "bench", "collectives", "--draw", "--ranks", "5"], tmp_path).finish()
     assert everything.code == 0 and "two-level all_reduce, 5 ranks" in everything.stdout, everything.text
+
+
+def test_a_job_takes_its_algorithms_from_a_table(tmp_path, script):
+    (tmp_path / "table.toml").write_text('[[row]]\noperation = "all_reduce"\nalgorithm = "naive"\nreason = "here"\n')
+    program = script("""
+        import sys, hpctrain, numpy as np
+        context = hpctrain.start(algorithms=sys.argv[1])
+        print(context.world.all_reduce(np.ones(3)).tolist(), flush=True)
+    """)
+    good = mpirun(2, [program, "table.toml"], tmp_path).finish()
+    assert good.code == 0 and good.stdout.splitlines() == ["[2.0, 2.0, 2.0]"] * 2, good.text
+    bad = mpirun(2, [program, "none.toml"], tmp_path).finish()
+    assert bad.code != 0 and "cannot read the table of algorithms 'none.toml'" in bad.stderr, bad.text

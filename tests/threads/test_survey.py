@@ -10,7 +10,7 @@ from hpctrain.arrays import arrays_of
 from hpctrain.bench import contenders
 from hpctrain.bench.contenders import OPERATIONS, Case
 from hpctrain.bench.measure import alternate
-from hpctrain.bench.survey import CHOSEN, Request, num_nodes, survey
+from hpctrain.bench.survey import CHOSEN, Request, survey
 from hpctrain.collectives import Group
 from hpctrain.collectives.choose import Chooser
 from hpctrain.dtypes import dtype_of
@@ -99,4 +99,4 @@ def test_what_is_refused_is_said_and_not_timed():
 
 
 def test_nodes_are_counted_as_the_group_counts_them():
-    assert on_ranks(3, num_nodes) == [1, 1, 1]
+    assert on_ranks(3, lambda group: group.num_nodes()) == [1, 1, 1]
