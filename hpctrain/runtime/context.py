@@ -42,6 +42,7 @@ class Context:
         world: the group of all ranks, with the collectives.
         rank, size: this process in it, and how many there are.
         local_rank, local_size: the same within this node.
+        num_nodes: nodes of the job, where its ranks are numbered node by node; else 1.
         host: the node's name.
         threads: threads that each array library uses for one operation here.
         signals: the stop signals; watched from the first `trainer()` on, or from `signals.install()`.
@@ -64,6 +65,7 @@ class Context:
         self.world = Group(transport, self._threads.watching(arrays_of), chooser=Chooser(),
                            observer=self._oversight.observer(transport))
         self.rank, self.size = transport.rank, transport.size
+        self.num_nodes = self.world.num_nodes()  # asks the others once: now, not inside somebody's first collective
         self.host = socket.gethostname()
         self.launch = env.launch()
         self.library = library

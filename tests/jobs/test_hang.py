@@ -5,6 +5,7 @@ Each case is one start of a job; limits are a few seconds, and every job is over
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,8 @@ def test_debug_mode_raises_before_data_moves(script, tmp_path):
         said = [line for line in job.stdout.splitlines() if line.startswith("same error")]
         assert len(said) == 3 and len(set(said)) == 1, job.text
         assert words in said[0] and "ranks 0-1: all_reduce sum of 101 x float32" in said[0], job.text
-        assert all(text in said[0] for text in ("operation 3 of group", "(ranks 0-2)", "called at program.py:17"))
+        assert re.search(r"operation \d+ of group", said[0]), job.text
+        assert "(ranks 0-2)" in said[0] and "called at program.py:17" in said[0], job.text
 
 
 SAVE = """
