@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -23,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness import Row, report, row, run_job
+from harness import Row, report, row, run_job, start_gloo
 
 Call = Callable[[], Any]
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -106,23 +105,6 @@ def returning(call: Call, result: Any) -> Call:
 PEERS: dict[str, Callable[[Any, str], Call | None]] = {"torch gloo": gloo, "DeepSpeed shm": deepspeed,
                                                        "Horovod": horovod}
 PACKAGES = {"DeepSpeed shm": "deepspeed", "Horovod": "horovod"}
-
-
-def start_gloo(context: Any) -> None:
-    """torch.distributed on the loopback device, at a port that rank 0 finds free."""
-    import torch
-    import torch.distributed
-
-    def free_port() -> int:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            return int(s.getsockname()[1])
-
-    port = context.world.on_root(free_port)
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                      RANK=str(context.rank), WORLD_SIZE=str(context.size), LOCAL_RANK=str(context.rank))
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=context.rank, world_size=context.size)
-    torch.set_num_threads(1)
 
 
 def worker(library: str, peers: list[str], works: list[str], rounds: int) -> None:

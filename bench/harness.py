@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -58,6 +59,22 @@ def alternate(barrier: Callable[[], None], contenders: dict[str, Callable[[int],
             if i >= warmup:
                 times[name].append(elapsed)
     return times
+
+
+def start_gloo(context: Any) -> None:
+    """torch.distributed on the loopback device, at a port that rank 0 finds free; also sets what other peers read."""
+    import torch.distributed
+
+    def free_port() -> int:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            return int(s.getsockname()[1])
+
+    port = context.world.on_root(free_port)
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                      RANK=str(context.rank), WORLD_SIZE=str(context.size), LOCAL_RANK=str(context.rank))
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=context.rank, world_size=context.size)
+    torch.set_num_threads(1)
 
 
 def report(name: str, rows: list[Row]) -> None:

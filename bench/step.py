@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import socket
 from collections.abc import Callable
 from typing import Any
 
-from harness import Row, alternate, report, row, run_job
+from harness import Row, alternate, report, row, run_job, start_gloo
 
 #: regime -> (layers, width, sequence length, global batch: sequences; 0 = one a rank)
 REGIMES = {"compute-bound": (6, 256, 256, 16), "communication-bound": (8, 512, 256, 0)}
@@ -68,20 +66,6 @@ def make_batches(regime: str, rank: int, size: int, count: int) -> list[Any]:
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(256, (count, rows, length + 1), generator=generator)
     return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
-
-
-def start_gloo(context: Any) -> None:
-    """torch.distributed on the loopback device, at a port that rank 0 finds free."""
-    import torch.distributed
-
-    def free_port() -> int:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            return int(s.getsockname()[1])
-
-    port = context.world.on_root(free_port)
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=context.rank, world_size=context.size)
 
 
 def worker(regime: str, contenders: list[str], rounds: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,12 +16,6 @@ from tests.collective_cases import LAYOUTS, Make, as_library, assert_close, redu
 
 SIZES = (0, 1, 5, 257)
 DTYPES = ("float32", "bfloat16", "int64", "complex64")
-
-
-def cases() -> list[Callable[[Make], None]]:
-    """All cases of this file."""
-    functions = inspect.getmembers(sys.modules[__name__], inspect.isfunction)
-    return [function for name, function in functions if name.startswith("case_")]
 
 
 def settings() -> Iterator[tuple[str, str, int]]:

@@ -11,11 +11,14 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.transport.threads import run_threads
-from tests import algorithm_cases, collective_cases
+from tests import agreement_cases, algorithm_cases, collective_cases
+from tests.collective_cases import cases_of
+
+CASES = cases_of(agreement_cases, algorithm_cases, collective_cases)
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 6))
-@pytest.mark.parametrize("case", collective_cases.cases() + algorithm_cases.cases(), ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_threads(case: Callable[[Any], None], num_ranks: int) -> None:
     def run(transport: Any) -> None:
         def make(segment_bytes: int = SEGMENT_BYTES, message_limit: int = 0, **options: Any) -> Group:
