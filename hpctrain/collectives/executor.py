@@ -18,7 +18,7 @@ from hpctrain.collectives.workspace import Blocks, Scratch, Workspace
 from hpctrain.contracts import Array, Request, Transport
 from hpctrain.plan.steps import Finish, Program, Receive, Send, Step
 
-__all__ = ["Execution", "Scratch", "Workspace"]
+__all__ = ["Execution"]
 
 _Waits = Generator[Request, None, None]
 _Sent = list[tuple[int, int, Request]]  # segments on their way out: start, stop, request

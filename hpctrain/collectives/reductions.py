@@ -5,9 +5,8 @@ Knows the contracts only.
 
 A direct plan (see `plan.steps.CollectivePlan`) that ends where its sums are finished leaves the input as it is and
 needs no copy of it. Any other writes into its workspace: the result's memory where that holds all of it, a copy
-otherwise. Half types are added
-in float32 and rounded once: a direct plan carries its sums in float32 where they are formed; for any other the whole
-workspace is float32, on the wire too.
+otherwise. Half types are added in float32 and rounded once: a direct plan carries its sums in float32 where they are
+formed; for any other the whole workspace is float32, on the wire too.
 """
 
 from __future__ import annotations

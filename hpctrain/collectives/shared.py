@@ -97,23 +97,24 @@ class Neighbours:
         space, arrays = self.space, self.space.arrays
         length = max(1, BLOCK_BYTES // space.num_bytes)
         wide = space.accumulate != space.dtype
-        total, memory = self.scratch.take(arrays, length, space.accumulate)
+        total, memory = self.scratch.take(arrays, length, space.accumulate) if wide else (None, None)
         others = [self.arrays[rank] for rank in self.others]
         for a in range(start, stop, length):
             b = min(a + length, stop)
             first = targets[0][a - offset : b - offset]
-            into = total[: b - a] if wide else first
+            into = first if total is None else total[: b - a]
             if wide or targets[0] is not self.arrays[self.rank]:
                 arrays.assign(into, self.arrays[self.rank][a:b])
             for other in others:
                 arrays.combine(space.operation, into, other[a:b])
             if space.factor is not None:
                 arrays.scale(into, space.factor)
-            if wide:
+            if total is not None:
                 arrays.assign(first, into)
             for target in targets[1:]:
                 arrays.assign(target[a - offset : b - offset], first)
-        self.scratch.give(arrays, space.accumulate, total, memory)
+        if memory is not None:
+            self.scratch.give(arrays, space.accumulate, total, memory)
 
     def copy(self, start: int, stop: int, source: int) -> None:
         """Takes the elements [start, stop) from rank `source`."""

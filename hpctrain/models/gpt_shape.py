@@ -48,12 +48,3 @@ class GPTShape:
     def num_parameters(self) -> int:
         """Number of elements of all parameters."""
         return sum(prod(shape) for shape in self.parameters().values())
-
-    @property
-    def flops_per_token(self) -> float:
-        """Floating-point operations of a training step per token: 6 per matrix element and the attention itself.
-
-        Source: Kaplan et al., arXiv 2001.08361, section 2.1, times 3 for forward and backward.
-        """
-        matrices = 12 * self.layers * self.width**2 + self.vocabulary * self.width
-        return 6.0 * matrices + 12.0 * self.layers * self.width * self.context
