@@ -25,8 +25,11 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 # $(call mpirun,N): Open MPI on N ranks. --oversubscribe alone would leave ranks unbound: they wander between cores.
 bind = $(if $(filter 1,$(shell [ $(1) -le $(CORES) ] && echo 1)),--bind-to core:overload-allowed:if-supported)
-mpirun = mpirun --oversubscribe $(call bind,$(1)) -n $(1)
-mpich = LD_LIBRARY_PATH=$(CURDIR)/$(MPICH)/lib MPI4PY_MPIABI=mpich $(MPICH)/bin/mpirun -n $(1)
+# Each start has its own folder for the launcher's files: a killed mpirun leaves them, and Open MPI's refuses to start
+# where it finds those of an earlier one with its own process number.
+own_tmp = own=$$(mktemp -d) && trap 'rm -rf "$$own"' EXIT && TMPDIR=$$own
+mpirun = $(own_tmp) mpirun --oversubscribe $(call bind,$(1)) -n $(1)
+mpich = $(own_tmp) LD_LIBRARY_PATH=$(CURDIR)/$(MPICH)/lib MPI4PY_MPIABI=mpich $(MPICH)/bin/mpirun -n $(1)
 BENCHES := $(patsubst bench/%.py,bench-%,$(filter-out bench/harness.py,$(wildcard bench/*.py)))
 
 .PHONY: help setup train test test-unit test-mpi test-mpich test-jobs lint doctor bench clean $(BENCHES)
@@ -56,15 +59,17 @@ test: test-unit test-mpi test-mpich test-jobs
 test-unit: $(STAMP)
 	python -m pytest tests/unit tests/threads tests/contract
 
+test-mpi test-mpich: export OMP_NUM_THREADS := 1
+
 test-mpi: $(STAMP)
-	OMP_NUM_THREADS=1 $(call mpirun,1) python -m pytest tests/mpi
-	OMP_NUM_THREADS=1 $(call mpirun,2) python -m pytest tests/mpi tests/contract
-	OMP_NUM_THREADS=1 $(call mpirun,3) python -m pytest tests/mpi tests/contract
-	OMP_NUM_THREADS=1 $(call mpirun,4) python -m pytest tests/mpi tests/contract
+	$(call mpirun,1) python -m pytest tests/mpi
+	$(call mpirun,2) python -m pytest tests/mpi tests/contract
+	$(call mpirun,3) python -m pytest tests/mpi tests/contract
+	$(call mpirun,4) python -m pytest tests/mpi tests/contract
 
 test-mpich: $(STAMP) $(MPICH)/bin/mpirun
-	OMP_NUM_THREADS=1 $(call mpich,2) python -m pytest tests/mpi tests/contract
-	OMP_NUM_THREADS=1 $(call mpich,3) python -m pytest tests/mpi tests/contract
+	$(call mpich,2) python -m pytest tests/mpi tests/contract
+	$(call mpich,3) python -m pytest tests/mpi tests/contract
 
 test-jobs: $(STAMP)
 	python -m pytest tests/jobs

@@ -12,6 +12,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -41,7 +42,9 @@ def run_job(num_ranks: int, arguments: list[str], deadline: float = 900.0) -> li
     mpirun = str(Path(sys.executable).with_name("mpirun"))
     environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
     command = [mpirun, *binding, "-n", str(num_ranks), sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=deadline, check=True)
+    with tempfile.TemporaryDirectory() as own:  # files of a killed mpirun would be in the way of a later one
+        done = subprocess.run(command, env=environment | {"TMPDIR": own}, stdout=subprocess.PIPE, text=True,
+                              timeout=deadline, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -52,9 +53,11 @@ class Running:
         self.mark = uuid.uuid4().hex
         self._start = time.monotonic()
         self._files = [open(folder / f"{self.mark}.{name}", "w+b") for name in ("out", "err")]
+        # What a killed mpirun leaves in its TMPDIR would keep a later one of the same process number from starting.
+        self._own = tempfile.TemporaryDirectory(prefix="job-")
         self.process = subprocess.Popen(
-            command, cwd=folder, env=_environ(environ) | {_MARK: self.mark}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=self._files[0], stderr=self._files[1])
+            command, cwd=folder, env=_environ({"TMPDIR": self._own.name, **environ}) | {_MARK: self.mark},
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=self._files[0], stderr=self._files[1])
 
     def stdout(self) -> str:
         """What it has printed so far."""
@@ -103,6 +106,7 @@ class Running:
         result = Finished(code, self._read(0), self._read(1), ran)
         for file in self._files:
             file.close()
+        self._own.cleanup()
         if late and seconds > 0:
             raise AssertionError(f"the job was not over within {seconds} s\n{result.text}")
         if left and not late:
