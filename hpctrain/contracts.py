@@ -18,9 +18,12 @@ from typing import Any, Protocol
 
 from hpctrain.plan.placement import Placement
 
-__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Request", "Shared", "Transport", "Work"]
+__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Request", "Transport", "Work"]
 
 Array = Any  # an array of some library
+
+#: Where memory lies in what a transport allocated: (number of the allocation, offset in bytes).
+Place = tuple[int, int]
 
 
 class Request(Protocol):
@@ -36,16 +39,42 @@ class Request(Protocol):
         """Blocks until `done()`. Raises TransportError when the peer or the job is gone."""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """The same stretch of an allocation on every rank of a group.
+@dataclass(frozen=True, slots=True)
+class NativeCall:
+    """One collective for the transport's own library.
 
-    `place` is equal on two ranks exactly when they mean the same stretch. `views[r]` is rank r's memory, mapped here:
-    reading and writing it needs no message, but an understanding of who does so when.
+    `operation` is a key of `plan.algorithms.ALGORITHMS` or "barrier"; `reduction` a key of `dtypes.OPERATIONS`, "" where
+    nothing is added. `source` is what this rank gives and `target` what it gets: the same memory where the collective
+    works in place, None where the rank gives or gets nothing. `counts` are elements a rank, None for equal parts; of an
+    all-to-all, (elements to each rank, elements from each rank).
     """
 
-    place: tuple[int, int]
-    views: tuple[memoryview, ...]
+    operation: str
+    dtype: str = "uint8"
+    reduction: str = ""
+    source: memoryview | None = None
+    target: memoryview | None = None
+    root: int = 0
+    counts: Sequence[int] | tuple[Sequence[int], Sequence[int]] | None = None
+
+
+class Native(Protocol):
+    """Collectives of a transport's own library. All ranks make the same calls, `run` and `start`, in the same order."""
+
+    def offers(self, operation: str, reduction: str, dtype: str, num_bytes: int) -> bool:
+        """Whether a call may be made. Depends on the arguments alone (bytes: of the whole array), so all ranks agree."""
+
+    def run(self, call: NativeCall) -> None:
+        """Blocks until this rank's part is done. Raises TransportError when a peer or the job is gone."""
+
+    def start(self, call: NativeCall) -> Request:
+        """Starts it; the memory belongs to it until the request is done."""
+
+    def barrier(self) -> None:
+        """Blocks until all ranks have come; what each stored in shared memory before is then seen by all."""
+
+    def all_gather_places(self, place: Place) -> list[Place]:
+        """All ranks' places, in rank order. As `barrier`, it orders stores to shared memory."""
 
 
 class Transport(Protocol):
@@ -59,6 +88,7 @@ class Transport(Protocol):
     name: str
     rank: int
     size: int
+    native: Native | None  # the library's own collectives; the same on all ranks
 
     def allocate(self, num_bytes: int) -> memoryview:
         """Zeroed memory that is best for this transport, aligned to 64 bytes. Collective over the group.
@@ -68,10 +98,16 @@ class Transport(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether some allocation may be shared (see `shared`); the same on all ranks. Local."""
+        """Whether some allocation may be seen by the other ranks of the node; the same on all ranks. Local."""
 
-    def shared(self, memory: memoryview) -> Shared | None:
-        """Where the neighbours have what `memory` is here, when it lies in an allocation that all ranks see. Local."""
+    def place(self, memory: memoryview) -> Place | None:
+        """Where `memory` lies, if inside one allocation that the other ranks of the node see. Local."""
+
+    def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
+        """The memory at `place` of `rank`, which is on this node. Local.
+
+        Reading and writing it needs no message, but an understanding of who does so when.
+        """
 
     def send(self, data: memoryview, destination: int, tag: int) -> Request:
         """Starts a message to rank `destination` of this group; 0 <= tag < 32768. Local, never blocks."""
