@@ -50,7 +50,8 @@ class MpiTransport:
         self.message_limit = message_limit
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self.concurrent = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.native: Native | None = MpiNative(communicator, message_limit) if self.size > 1 else None
+        self._native = MpiNative(communicator, message_limit) if self.size > 1 else None
+        self.native: Native | None = self._native
         self._node_memory = NodeMemory(communicator, places) if may_share and places.possible else None
 
     def allocate(self, num_bytes: int) -> memoryview:
@@ -124,6 +125,8 @@ class MpiTransport:
     def close(self) -> None:
         if self._communicator != MPI.COMM_NULL:
             self._communicator.Free()
+        if self._native is not None:
+            self._native.close()
 
 
 def _nodes(communicator: MPI.Intracomm, ranks_per_node: int | None) -> list[tuple[int, int]]:

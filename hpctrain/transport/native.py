@@ -10,12 +10,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from hpctrain.contracts import NativeCall, Place
 from hpctrain.dtypes import DTYPES, dtype_of
+from hpctrain.errors import TransportError
 from hpctrain.transport.request import Message, failed
 
 __all__ = ["MpiNative"]
@@ -64,8 +65,8 @@ class MpiNative:
             "all_reduce": self._all_reduce, "reduce_scatter": self._reduce_scatter, "all_gather": self._all_gather,
             "all_to_all": self._all_to_all, "barrier": lambda call: ("Barrier", ()),
         }
-        self._barrier = communicator.Barrier
-        self._all_gather_bytes = communicator.Allgather
+        self._barrier: Callable[[], None] = communicator.Barrier
+        self._all_gather_bytes: Callable[..., None] = communicator.Allgather
         self._place, self._places = array("q", (0, 0)), array("q", (0, 0) * self._size)
         self._place_out, self._places_in = [self._place, 16, MPI.BYTE], [self._places, 16, MPI.BYTE]
 
@@ -103,6 +104,11 @@ class MpiNative:
             raise failed(self._communicator, error) from error
         numbers = iter(self._places.tolist())
         return list(zip(numbers, numbers))
+
+    def close(self) -> None:
+        """Refuses every call from now on; some MPI libraries would return from an all-gather without having begun."""
+        self._mpi = dict.fromkeys(self._mpi, (_refuse, _refuse))
+        self._barrier = self._all_gather_bytes = _refuse
 
     def _broadcast(self, call: NativeCall) -> tuple[str, tuple[Any, ...]]:
         memory = call.source if call.target is None else call.target
@@ -185,6 +191,10 @@ class MpiNative:
         size = dtype_of(dtype).num_bytes
         lengths = [count * size for count in counts]
         return [memory, (lengths, [0, *accumulate(lengths[:-1])]), MPI.BYTE]
+
+
+def _refuse(*arguments: Any) -> NoReturn:
+    raise TransportError("the transport is closed")
 
 
 def _bytes(memory: memoryview | None) -> _Buffer:
