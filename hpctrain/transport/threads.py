@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpctrain.contracts import Shared
+from hpctrain.contracts import Place
 from hpctrain.errors import TransportError
 from hpctrain.transport.memory import allocate
 
@@ -111,6 +111,7 @@ class ThreadsTransport:
     """See `hpctrain.contracts.Transport`. Used by one thread, the one that is the rank."""
 
     name = "threads"
+    native = None
 
     def __init__(self, world: _World, group: tuple[Any, ...], rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -127,7 +128,7 @@ class ThreadsTransport:
     def shares(self) -> bool:
         return self._num_allocations > 0
 
-    def shared(self, memory: memoryview) -> Shared | None:
+    def place(self, memory: memoryview) -> Place | None:
         if not len(memory) or memory.readonly:
             return None
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -136,9 +137,11 @@ class ThreadsTransport:
             whole = parts[self.rank]
             offset = address - ctypes.addressof(ctypes.c_char.from_buffer(whole)) if len(whole) else -1
             if offset >= 0 and offset + len(memory) <= min(len(part) for part in parts.values()):
-                views = tuple(parts[rank][offset : offset + len(memory)] for rank in range(self.size))
-                return Shared((number, offset), views)
+                return number, offset
         return None
+
+    def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
+        return self._world.allocations[self._group, place[0]][rank][place[1] : place[1] + num_bytes]
 
     def send(self, data: memoryview, destination: int, tag: int) -> _Message:
         return self._post(data, (self._group, self.rank, destination, tag), destination, self._world.sends)
