@@ -182,9 +182,11 @@ class Group:
     def start_send(self, array: Array, destination: int) -> Message:
         """Starts a `send`. Messages between two ranks arrive in the order in which they were started."""
         self._core.check_rank("destination", destination)
-        arrays = self._core.arrays_of(array)
+        core = self._core
+        arrays = core.arrays_of(array)
         memory = arrays.memory(elements(arrays, array))
-        return Message(self._core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None)
+        record = core.record(f"send to {destination}", arrays, array)
+        return Message(core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None, record)
 
     def recv(self, array: Array, source: int) -> Array:
         """Receives into an array of any layout, of the sender's dtype and count, from rank `source`. Blocks."""
@@ -193,10 +195,12 @@ class Group:
     def start_recv(self, array: Array, source: int) -> Message:
         """Starts a `recv`."""
         self._core.check_rank("source", source)
-        arrays = self._core.arrays_of(array)
+        core = self._core
+        arrays = core.arrays_of(array)
         output = to_write(arrays, array)
-        request = self.transport.recv(arrays.memory(output.flat), source, NUM_TAGS)
-        return Message(self._core.queue, request, array, output.put_back)
+        record = core.record(f"recv from {source}", arrays, array)
+        request = self.transport.recv(output.memory, source, NUM_TAGS)
+        return Message(core.queue, request, array, output.put_back, record)
 
     # Agreement ------------------------------------------------------------------------------------------------------
 

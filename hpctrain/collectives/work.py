@@ -11,24 +11,10 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from hpctrain.collectives.recorder import Message as Record
 from hpctrain.contracts import Array, Request
 
-__all__ = ["Finished", "Message", "Queue", "QueuedWork"]
-
-
-class Finished:
-    """A work with nothing to do; fulfils `contracts.Work`."""
-
-    def __init__(self, result: Array) -> None:
-        self._result = result
-
-    def done(self) -> bool:
-        """True."""
-        return True
-
-    def wait(self) -> Array:
-        """What the blocking call returns, at once."""
-        return self._result
+__all__ = ["Message", "Queue", "QueuedWork"]
 
 
 class Message:
@@ -38,9 +24,10 @@ class Message:
     `queue` move on, since the other rank may wait for one of them before it comes to the message.
     """
 
-    def __init__(self, queue: Queue, request: Request, result: Array, at_end: Callable[[], None] | None) -> None:
+    def __init__(self, queue: Queue, request: Request, result: Array, at_end: Callable[[], None] | None,
+                 record: Record | None) -> None:
         self._queue, self._request, self._result, self._at_end = queue, request, result, at_end
-        self._finished = False
+        self._record, self._finished = record, False
 
     def done(self) -> bool:
         """Whether the message has arrived, or may be overwritten if it was sent. Never blocks."""
@@ -51,6 +38,8 @@ class Message:
     def wait(self) -> Array:
         """Blocks until done; gives the array."""
         if not self._finished:
+            if self._record is not None:
+                self._record.waiting()
             while self._queue.busy and not self._request.done():
                 self._queue.advance()
                 time.sleep(0)  # lets go of the core, which the other rank may need
@@ -62,6 +51,8 @@ class Message:
         self._finished = True
         if self._at_end is not None:
             self._at_end()
+        if self._record is not None:
+            self._record.finished()
 
 
 class QueuedWork:
