@@ -21,7 +21,7 @@ from hpctrain.collectives import Group
 from hpctrain.collectives.choice_file import read_text
 from hpctrain.collectives.choose import Chooser
 from hpctrain.contracts import Model, Transport
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
@@ -54,8 +54,8 @@ class Context:
     """
 
     def __init__(self, transport: Transport, library: MpiLibrary | None, warnings: Sequence[str] = (),
-                 oversight: Oversight | None = None) -> None:
-        """Collective over all ranks of `transport`."""
+                 oversight: Oversight | None = None, *, imitated: bool = False) -> None:
+        """Collective over all ranks of `transport`; `imitated`: its nodes are parts of real ones."""
         self._oversight = oversight or Oversight()
         self.watch, self.recorder = self._oversight.watch, self._oversight.recorder
         self.warnings = tuple(warnings)
@@ -73,8 +73,9 @@ class Context:
         log.identify(self.rank, self.size, self.host)
         self.local_rank, core_sets = self._node(allowed)
         self.local_size = len(core_sets)
+        host = self._host(allowed) if imitated else (self.local_rank, core_sets)
         if user is None:
-            self._threads.count = fair_share(core_sets, self.local_rank)
+            self._threads.count = fair_share(host[1], host[0])
         self._threads.apply_to_loaded(arrays_of)
         self._announce(allowed)
         self._oversight.join(self.world)
@@ -141,6 +142,12 @@ class Context:
         node.close()
         return local_rank, core_sets
 
+    def _host(self, allowed: frozenset[int]) -> tuple[int, list[list[int]]]:
+        """The same of the real node, whose cores all its ranks share. Collective over all ranks."""
+        told = self.world.exchange((self.host, sorted(allowed)))
+        here = [rank for rank, (host, _) in enumerate(told) if host == self.host]
+        return here.index(self.rank), [told[rank][1] for rank in here]
+
     def _announce(self, allowed: frozenset[int]) -> None:
         chosen = self._threads.user_variable
         why = f"{chosen} is set" if chosen else f"allowed cores: {len(allowed)}, ranks on this node: {self.local_size}"
@@ -150,7 +157,8 @@ class Context:
 _running: list[Context] = []
 
 
-def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None) -> Context:
+def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None,
+          ranks_per_node: int | None = None) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
@@ -160,9 +168,13 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
         watch: how long ranks may wait for each other, and what is said then (see `Watch`); the same on all ranks.
         algorithms: a table made by `hpctrain bench tune`, read by rank 0, that chooses the collectives' algorithms;
             the shipped one where it has no row.
+        ranks_per_node: so many consecutive ranks of a node count as a node of their own; the same on all ranks. For
+            NUMA domains, between which memory is better not shared, and to imitate several nodes on one, for tests and
+            for a choice of algorithms.
 
     Raises:
-        ConfigError: `algorithms` is not such a table. On all ranks alike.
+        ConfigError: `algorithms` is not such a table, `ranks_per_node` no number of ranks, or not the same on all
+            ranks. On all ranks alike.
         LaunchError: MPI cannot be loaded though a launcher promised several ranks, or sees only one of them.
     """
     if _running:
@@ -175,13 +187,14 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
+        _check_ranks_per_node([ranks_per_node])
         transport, library, warnings = _without_mpi(error, launch, strict), None, env.oddities()
     else:
         library = describe(MPI)
         warnings = _examine(MPI.COMM_WORLD.Get_size(), launch, library, strict)
-        transport = _with_mpi(MPI)
+        transport = _with_mpi(MPI, ranks_per_node)
     Threads(1, allowed).restore("MPI")
-    context = Context(transport, library, warnings, oversight)
+    context = Context(transport, library, warnings, oversight, imitated=ranks_per_node is not None)
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)
@@ -201,13 +214,24 @@ def _examine(size: int, launch: env.Launch | None, library: MpiLibrary, strict: 
         return [str(error)]
 
 
-def _with_mpi(mpi: Any) -> Transport:
+def _check_ranks_per_node(values: Sequence[Any]) -> None:
+    """Refuses what the ranks gave; the same on all of them."""
+    for rank, value in enumerate(values):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"ranks_per_node = {value!r} on rank {rank}; legal are whole numbers from 1 up, or None")
+        if value != values[0]:
+            raise ConfigError(f"ranks_per_node = {value!r} on rank {rank}, but {values[0]!r} on rank 0; legal is one "
+                              "number, or None, on all ranks")
+
+
+def _with_mpi(mpi: Any, ranks_per_node: int | None) -> Transport:
     """Collective over all ranks."""
     from hpctrain.transport.mpi import MpiTransport
 
+    _check_ranks_per_node(mpi.COMM_WORLD.allgather(ranks_per_node))
     if mpi.COMM_WORLD.Get_size() > 1:
         abort.watch(mpi.COMM_WORLD.Dup())
-    return MpiTransport(mpi.COMM_WORLD)
+    return MpiTransport(mpi.COMM_WORLD, ranks_per_node=ranks_per_node)
 
 
 def _without_mpi(error: Exception, launch: env.Launch | None, strict: bool) -> Transport:
