@@ -111,9 +111,8 @@ def gather(core: Core, part: Array, root: int, counts: Sequence[int] | None, out
         return Far(program, space, output.put_back)
 
     def native() -> NativeCall:
-        source = arrays.memory(flat) if output is None else output.memory
-        return NativeCall("gather", dtype.name, "", source, None if output is None else output.memory, root,
-                          _uneven(bounds))
+        given, taken = (arrays.memory(flat), None) if output is None else (None, output.memory)
+        return NativeCall("gather", dtype.name, "", given, taken, root, _uneven(bounds))
 
     near = Near(None if output is None else output.memory,
                 lambda near: shared.store(near, root, start, stop, flat), shown_by=root)
@@ -197,7 +196,7 @@ def _all_gather(core: Core, arrays: Arrays, output: Output, part: memoryview | N
     shown = own if part is None or core.transport.place(own) is not None else part
     return Job(call, arrays, size, result, far, output.put_back,
                Near(shown, lambda near: shared.all_gather(near, bounds, flat)),
-               lambda: NativeCall("all_gather", dtype.name, "", own, memory, 0, _uneven(bounds)))
+               lambda: NativeCall("all_gather", dtype.name, "", None, memory, 0, _uneven(bounds)))
 
 
 def _uneven(bounds: Sequence[int]) -> list[int] | None:
