@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from hpctrain.collectives import agreement, meeting, way
 from hpctrain.collectives.core import Core
 from hpctrain.collectives.executor import Execution
+from hpctrain.collectives.fingerprint import describe_call, name_ranks
 from hpctrain.collectives.meeting import NOTHING, NOWHERE, Told
 from hpctrain.collectives.shared import Near, Neighbours, Waits
 from hpctrain.collectives.tags import fingerprint
@@ -273,21 +274,23 @@ def _told(core: Core, job: Job, taken: Way) -> Told:
 def _compare(core: Core, call: Call, told: Sequence[tuple[int, int, int]], *, blocking: bool) -> None:
     """Refuses, on all ranks, a meeting of ranks that are in different calls."""
     mine = told[core.rank][2]
-    if all(words[2] == mine for words in told):
+    if [words[2] for words in told].count(mine) == len(told):
         return
-    here = f"{call.title} of {call.count} x {call.dtype}"
-    if blocking:
-        calls = agreement.exchange(core.transport, 0, here)
-        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(calls))
-        raise MismatchError(f"ranks are in different collective calls: {listed}")
-    others = [rank for rank, words in enumerate(told) if words[2] != mine]
-    raise MismatchError(f"ranks {others} are in other collective calls than this rank, which is in {here}")
+    here = describe_call(call.title, call.dtype, call.count, call.name)
+    if not blocking:
+        others = [rank for rank, words in enumerate(told) if words[2] != mine]
+        raise MismatchError(f"{name_ranks(others)}: in other collective calls than this rank, which is in {here}")
+    calls: dict[str, list[int]] = {}
+    for rank, text in enumerate(agreement.exchange(core.transport, 0, here)):
+        calls.setdefault(text, []).append(rank)
+    raise MismatchError("the ranks' collective calls differ: "
+                        + "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in calls.items()))
 
 
 def _all_shown(near: Near, told: Sequence[tuple[int, int, int]]) -> bool:
     if near.shown_by is not None:
         return told[near.shown_by][0] >= 0
-    return all(words[0] >= 0 for words in told)
+    return min(told)[0] >= 0
 
 
 def _refuse_unshown(call: Call) -> None:
