@@ -245,8 +245,10 @@ def test_memory_of_two_rows_of_subgroups_is_not_confused(launch: Any, per_node: 
         first, second = ([0, 1], [2, 3]), ([0, 2], [1, 3])
         row = transport.subgroup(first[rank // 2])
         column = transport.subgroup(second[rank % 2])
+        of_row = [row.allocate(64)]
+        assert row.shares and not transport.shares
         whole = transport.allocate(64)
-        of_row = [row.allocate(64) for _ in range(1 + 2 * (rank // 2))]
+        of_row += [row.allocate(64) for _ in range(2 * (rank // 2))]
         of_column = column.allocate(64)
         later = transport.allocate(64)
         for memory, value in ((whole, 10), (of_row[-1], 20), (of_column, 30), (later, 40)):
