@@ -89,6 +89,7 @@ class Transport(Protocol):
     rank: int
     size: int
     native: Native | None  # the library's own collectives; the same on all ranks
+    concurrent: bool  # two threads of this process may call it at the same time
 
     def allocate(self, num_bytes: int) -> memoryview:
         """Zeroed memory that is best for this transport, aligned to 64 bytes. Collective over the group.

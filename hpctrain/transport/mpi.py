@@ -102,6 +102,7 @@ class MpiTransport:
         self._communicator = communicator
         self._node_ranks = node_ranks
         self.message_limit = message_limit
+        self.concurrent = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self._node_memory = NodeMemory(communicator) if 1 < self.size == len(node_ranks) else None
 

@@ -108,9 +108,10 @@ _Posted = dict[_Route, deque[_Message]]
 
 
 class ThreadsTransport:
-    """See `hpctrain.contracts.Transport`. Used by one thread, the one that is the rank."""
+    """See `hpctrain.contracts.Transport`. Used by the thread that is the rank, and by one that moves its works on."""
 
     name = "threads"
+    concurrent = True
 
     def __init__(self, world: _World, group: tuple[Any, ...], rank: int, size: int) -> None:
         self.rank, self.size = rank, size
