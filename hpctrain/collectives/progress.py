@@ -1,9 +1,9 @@
 """A thread that moves collectives on while the rank computes.
 
 Owns this thread and how often it looks. It serves every queue (see `work`) that has works under way and sleeps while
-none has. Between two looks it pauses: shortly after something went on, since the answer to a message is near, and twice
-as long after each look in vain. A look takes some 10 us of a core and of Python's lock, so the longest pause bounds what
-a computation loses.
+none has. Between two looks it pauses: shortly after something went on, and twice as long after each look in vain, so a
+message is noticed late by no more than the time that it took. A look costs some 20 us of a core and of Python's lock;
+the longest pause bounds what a computation loses.
 
     start     |look|..|look|..|look|....|look|........|look|................|look|..|look|   all done: sleeps
                  went on   in vain ......................   2 ms at most       went on

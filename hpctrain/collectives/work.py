@@ -205,7 +205,7 @@ class Queue:
 
     def push(self) -> bool:
         """As `advance`, for the progress thread: returns whether anything went on, and raises nothing."""
-        if self._wanted or not self._turn.acquire(blocking=False):
+        if not self._take_free_turn():
             return False
         try:
             moved = self._begin()
@@ -255,6 +255,9 @@ class Queue:
             finally:
                 self._turn.release()
         self._raise_unseen()
+
+    def _take_free_turn(self) -> bool:
+        return not self._wanted and self._turn.acquire(blocking=False)
 
     def _take_turn(self) -> None:
         if self._turn.acquire(blocking=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,18 @@ from mpi4py import MPI
 
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
+from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.collectives.progress import Progress
-from hpctrain.transport.mpi import MpiTransport
+from hpctrain.transport.mpi import MESSAGE_LIMIT, MpiTransport
+from tests import algorithm_cases, collective_cases
+from tests.collective_cases import cases_of
 
 SIZE = MPI.COMM_WORLD.size
 PATIENCE = 30.0  # seconds; only a failure takes them
 COUNT = 1 << 20  # 4 MiB of float32: no MPI sends that before the other side asks for it
+#: All but the one that counts on a work not being done before it is waited for.
+CASES = [case for case in cases_of(algorithm_cases, collective_cases)
+         if case is not algorithm_cases.case_the_observer_is_told]
 
 several = pytest.mark.skipif(SIZE == 1, reason="one rank has nobody to wait for")
 
@@ -58,6 +65,21 @@ def test_a_reduction_ends_while_all_ranks_sleep(progress: Progress, on_shared_me
     until(lambda: getattr(work, "finished", True))
     np.testing.assert_array_equal(array, np.arange(COUNT) % 1000 * SIZE + SIZE * (SIZE - 1) / 2)
     group.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_everything_else_works_with_the_thread(progress: Progress, case: Callable[[Any], None]) -> None:
+    made = []
+
+    def group(segment_bytes: int = SEGMENT_BYTES, message_limit: int = MESSAGE_LIMIT, **options: Any) -> Group:
+        transport = MpiTransport(message_limit=message_limit)
+        made.append(Group(transport, arrays_of, segment_bytes=segment_bytes, **options))
+        made[-1].progress_by(progress)
+        return made[-1]
+
+    case(group)
+    for used in made:
+        used.close()
 
 
 @several

@@ -18,14 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain import log
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
+from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.collectives.progress import Progress
 from hpctrain.collectives.work import Queue, QueuedWork
 from hpctrain.errors import TransportError
 from hpctrain.runtime.context import Context
 from hpctrain.transport.threads import run_threads
+from tests import agreement_cases, algorithm_cases, collective_cases
+from tests.collective_cases import cases_of
 
+#: All but the one that counts on a work not being done before it is waited for.
+CASES = [case for case in cases_of(agreement_cases, algorithm_cases, collective_cases)
+         if case is not algorithm_cases.case_the_observer_is_told]
 PATIENCE = 20.0  # seconds; only a failure takes them
 
 
@@ -91,6 +98,19 @@ def test_collectives_end_while_the_ranks_only_sleep(progress: Progress, num_rank
         assert data[2] == size
 
     run_threads(num_ranks, run, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_everything_else_works_with_the_thread(progress: Progress, case: Callable[[Any], None]) -> None:
+    def run(transport: Any) -> None:
+        def make(segment_bytes: int = SEGMENT_BYTES, message_limit: int = 0, **options: Any) -> Group:
+            group = Group(transport.subgroup(range(3)), arrays_of, segment_bytes=segment_bytes, **options)
+            group.progress_by(progress)
+            return group
+
+        case(make)
+
+    run_threads(3, run, timeout=PATIENCE)
 
 
 def test_without_a_thread_nothing_moves_by_itself() -> None:
@@ -187,6 +207,23 @@ def test_while_the_rank_blocks_in_a_queue_only_that_queue_is_left_alone(progress
     assert waiting.finished
 
 
+def test_the_thread_gives_way_to_a_rank_that_waits(progress: Progress) -> None:
+    queue, rank, threads = served(progress), threading.get_ident(), []
+
+    def long() -> Generator[Gate, None, None]:
+        gate = Gate()
+        gate.open.set()
+        for _ in range(500):
+            yield gate
+            threads.append(threading.get_ident())
+            time.sleep(0.001)
+
+    work = queue.start(long())
+    until(lambda: bool(threads))
+    work.wait()
+    assert threads[0] != rank and threads.count(rank) > 400
+
+
 def fail_by_request(gate: Gate) -> Generator[Gate, None, None]:
     yield gate
     gone = Gate()
@@ -259,6 +296,19 @@ def test_the_thread_outlives_an_error(progress: Progress) -> None:
         work = queue.start(fail_by_request(gate))
         until(lambda work=work: work.finished)
     assert progress._thread is not None and progress._thread.is_alive()
+
+
+def test_who_sees_a_work_finished_sees_its_result(progress: Progress) -> None:
+    queue, gate, result = served(progress), Gate(), []
+
+    def put_back() -> None:
+        time.sleep(0.05)
+        result.append(1)
+
+    work = queue.start(through(gate), at_end=put_back)
+    gate.open.set()
+    until(lambda: work.finished)
+    assert result == [1]
 
 
 def test_many_queues(progress: Progress) -> None:
@@ -397,7 +447,15 @@ def test_any_interleaving_gives_the_sums(sizes: list[int], num_ranks: int, threa
         progress.close()
 
 
-def test_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said about the thread; the ranks of these tests are one process, with one log."""
+    lines: list[str] = []
+    monkeypatch.setattr(log, "once", lambda text: lines.append(text) if "progress" in text else None)
+    return lines
+
+
+def test_the_setting(said: list[str]) -> None:
     def run(transport: Any) -> None:
         context = Context(transport, None)
         assert context.progress() and context.progress()
@@ -408,19 +466,17 @@ def test_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
     run_threads(2, run, timeout=PATIENCE)
     run_threads(1, lambda transport: Context(transport, None).progress() and pytest.fail("one rank"))
-    assert "progress thread" not in capsys.readouterr().err
+    assert said == []
 
 
-def test_a_transport_for_one_thread_gets_none_and_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_transport_for_one_thread_gets_none_and_a_line_says_so(said: list[str]) -> None:
     def run(transport: Any) -> None:
         transport.concurrent = False
         context = Context(transport, None)
-        assert not context.progress(False)
+        assert not context.progress(False) and said == []
         context.world.barrier()
-        assert "progress thread" not in capsys.readouterr().err or transport.rank
-        context.world.barrier()
-        assert not context.progress() and not context.progress()
+        assert not context.progress()
         assert context.world._core.queue.progress is None
 
     run_threads(2, run, timeout=PATIENCE)
-    assert capsys.readouterr().err.count("no progress thread, since this transport grants less than") == 1
+    assert len(said) == 2 and all("no progress thread, since this transport grants less than" in x for x in said)
