@@ -20,6 +20,7 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.choice_file import read_text
 from hpctrain.collectives.choose import Chooser
+from hpctrain.collectives.progress import Progress
 from hpctrain.contracts import Model, Transport
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
@@ -78,6 +79,7 @@ class Context:
             self._threads.count = fair_share(host[1], host[0])
         self._threads.apply_to_loaded(arrays_of)
         self._announce(allowed)
+        self._progress: Progress | None = None
         self._oversight.join(self.world)
 
     @property
@@ -89,6 +91,23 @@ class Context:
     def stop_requested(self) -> bool:
         """Whether this rank got a signal to stop. Local: what to do about it, all ranks decide together."""
         return self.signals.requested
+
+    def progress(self, wanted: bool = True) -> bool:
+        """Whether collectives under way move on by a thread of their own from now on, as `wanted` if possible. Local.
+
+        Holds for the world and for subgroups made from now on. Where the transport bears one thread only (an MPI that
+        grants less than MPI_THREAD_MULTIPLE), they move on in this rank's calls alone, and rank 0 says so.
+        """
+        possible = self.size > 1 and self.world.transport.concurrent
+        if wanted and self.size > 1 and not possible:
+            log.once(f"hpctrain: no progress thread, since {self.library or 'this transport'} grants less than "
+                     "MPI_THREAD_MULTIPLE; collectives under way move on only while a rank is in a call")
+        if (wanted and possible) != (self._progress is not None):
+            if self._progress is not None:
+                self._progress.close()
+            self._progress = Progress() if wanted else None
+            self.world.progress_by(self._progress)
+        return self._progress is not None
 
     def trainer(self, model: Model, **options: Any) -> Trainer:
         """A `hpctrain.runtime.step.Trainer` of `model` on this job; see there for the options. Collective.
@@ -120,6 +139,8 @@ class Context:
             _running.remove(self)
             with contextlib.suppress(ValueError):  # not the main thread
                 self.signals.close()
+            if self._progress is not None:
+                self._progress.close()  # before what it uses
             self.world.close()
             self._oversight.close()
 
@@ -158,7 +179,7 @@ _running: list[Context] = []
 
 
 def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None,
-          ranks_per_node: int | None = None) -> Context:
+          ranks_per_node: int | None = None, progress: bool = True) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
@@ -171,6 +192,7 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
         ranks_per_node: so many consecutive ranks of a node count as a node of their own; the same on all ranks. For
             NUMA domains, between which memory is better not shared, and to imitate several nodes on one, for tests and
             for a choice of algorithms.
+        progress: move collectives under way on by a thread of this process (see `Context.progress`).
 
     Raises:
         ConfigError: `algorithms` is not such a table, `ranks_per_node` no number of ranks, or not the same on all
@@ -201,6 +223,7 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     if algorithms is not None:
         text = context.world.on_root(lambda: read_text(algorithms))
         context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
+    context.progress(progress)
     _running.append(context)
     return context
 
