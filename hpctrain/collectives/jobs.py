@@ -25,6 +25,7 @@ from hpctrain.collectives.way import NATIVE, SHARED, Call, Way
 from hpctrain.collectives.work import QueuedWork
 from hpctrain.collectives.workspace import Blocks, Workspace
 from hpctrain.contracts import Array, Arrays, NativeCall, Place
+from hpctrain.dtypes import dtype_of
 from hpctrain.errors import MismatchError, UnsupportedError
 from hpctrain.plan.steps import Program
 
@@ -316,9 +317,7 @@ def _between_nodes(core: Core, arrays: Arrays, operation: str, array: Array, tag
     dtype, count = arrays.dtype(array), arrays.shape(array)[0]
     call = Call("all_reduce", f"all_reduce {operation}", dtype, count)
     algorithm = _way(peers, Job(call, arrays, 0, array, _no_far), False).algorithm
-    memory = arrays.memory(array)
-    space = Workspace(arrays, dtype, len(memory) // max(count, 1), array, array, operation=operation,
-                      target_memory=memory)
+    space = Workspace(arrays, dtype, dtype_of(dtype).num_bytes, array, array, operation=operation)
     far = Far(peers.prepare("all_reduce", algorithm, count).program, space, None)
     yield from _execution(peers, far, tag).run()
 
