@@ -23,6 +23,7 @@ from hpctrain.collectives.choose import Chooser
 from hpctrain.contracts import Model, Transport
 from hpctrain.errors import LaunchError
 from hpctrain.runtime import abort
+from hpctrain.runtime.cores import crowding
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.oversight import Oversight
@@ -49,6 +50,7 @@ class Context:
         launch: what the launcher promised, or None.
         library: the MPI library, or None in a world of one without MPI.
         warnings: what looked odd about the launch, printed by rank 0.
+        crowding: a sentence for each node whose ranks may run on the same core, printed by rank 0.
         watch: how long this job's ranks may wait for each other.
         recorder: this rank's last collectives and the phase that it is in.
     """
@@ -73,6 +75,8 @@ class Context:
         log.identify(self.rank, self.size, self.host)
         self.local_rank, core_sets = self._node(allowed)
         self.local_size = len(core_sets)
+        own = crowding(self.host, transport.node_ranks(), core_sets) if self.local_rank == 0 else ""
+        self.crowding = tuple(text for text in self.world.exchange(own) if text)
         if user is None:
             self._threads.count = fair_share(core_sets, self.local_rank)
         self._threads.apply_to_loaded(arrays_of)
@@ -185,6 +189,9 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)
+        if context.crowding:
+            more = len(context.crowding) - 1
+            log.once(f"hpctrain: {context.crowding[0]}" + f" ({more} more nodes are alike)" * (more > 0))
     if algorithms is not None:
         text = context.world.on_root(lambda: read_text(algorithms))
         context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
