@@ -48,8 +48,8 @@ def crowding(host: str, ranks: Sequence[int], core_sets: Sequence[Sequence[int]]
     if min(shares) < 1:
         return (f"ranks {spans(sharing)} on {host} share cores and wait for each other's turn, though {len(cores)} "
                 f"cores ({spans(cores)}) are there for {len(ranks)} ranks; bind them apart: {how}")
-    return (f"ranks {spans(sharing)} on {host} are not bound: they may run on each other's cores ({spans(cores)}); bind "
-            f"them: {how}")
+    return (f"ranks {spans(sharing)} on {host} are not bound: they may run on each other's cores ({spans(cores)}); "
+            f"bind them: {how}")
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -18,7 +18,7 @@ def test_cores_of_their_own():
 
 def test_more_ranks_than_cores():
     line = crowding("n2", [4, 5, 6], [[0, 1]] * 3)
-    assert line.startswith("ranks 4-6 on n2 share cores 0-1 ")
+    assert line.startswith("ranks 4-6 on n2 share cores 0-1, ")
     assert "fewer ranks" in line and "bind" not in line, "binding does not help"
 
 
