@@ -177,13 +177,13 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     oversight = Oversight(watch, launch)
     env.complete_home()
     try:
-        from mpi4py import MPI
+        mpi = oversight.mpi_waits_for_all_ranks_to_start(_load_mpi)
     except (ImportError, RuntimeError, OSError) as error:
         transport, library, warnings = _without_mpi(error, launch, strict), None, env.oddities()
     else:
-        library = describe(MPI)
-        warnings = _examine(MPI.COMM_WORLD.Get_size(), launch, library, strict)
-        transport = _with_mpi(MPI)
+        library = describe(mpi)
+        warnings = _examine(mpi.COMM_WORLD.Get_size(), launch, library, strict)
+        transport = _with_mpi(mpi)
     Threads(1, allowed).restore("MPI")
     context = Context(transport, library, warnings, oversight)
     if context.rank == 0 and strict:
@@ -197,6 +197,13 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
         context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
     _running.append(context)
     return context
+
+
+def _load_mpi() -> Any:
+    """Starts MPI. Collective over all ranks."""
+    from mpi4py import MPI
+
+    return MPI
 
 
 def _examine(size: int, launch: env.Launch | None, library: MpiLibrary, strict: bool) -> list[str]:
