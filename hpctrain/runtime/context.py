@@ -24,6 +24,7 @@ from hpctrain.collectives.progress import Progress
 from hpctrain.contracts import Model, Transport
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
+from hpctrain.runtime.cores import crowding
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.oversight import Oversight
@@ -50,6 +51,7 @@ class Context:
         launch: what the launcher promised, or None.
         library: the MPI library, or None in a world of one without MPI.
         warnings: what looked odd about the launch, printed by rank 0.
+        crowding: a sentence for each node whose ranks may run on the same core, printed by rank 0.
         watch: how long this job's ranks may wait for each other.
         recorder: this rank's last collectives and the phase that it is in.
     """
@@ -75,6 +77,8 @@ class Context:
         self.local_rank, core_sets = self._node(allowed)
         self.local_size = len(core_sets)
         host = self._host(allowed) if imitated else (self.local_rank, core_sets)
+        own = crowding(self.host, transport.node_ranks(), core_sets) if self.local_rank == 0 else ""
+        self.crowding = tuple(text for text in self.world.exchange(own) if text)
         if user is None:
             self._threads.count = fair_share(host[1], host[0])
         self._threads.apply_to_loaded(arrays_of)
@@ -207,25 +211,35 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     oversight = Oversight(watch, launch)
     env.complete_home()
     try:
-        from mpi4py import MPI
+        mpi = oversight.mpi_waits_for_all_ranks_to_start(_load_mpi)
     except (ImportError, RuntimeError, OSError) as error:
         _check_ranks_per_node([ranks_per_node])
         transport, library, warnings = _without_mpi(error, launch, strict), None, env.oddities()
     else:
-        library = describe(MPI)
-        warnings = _examine(MPI.COMM_WORLD.Get_size(), launch, library, strict)
-        transport = _with_mpi(MPI, ranks_per_node)
+        library = describe(mpi)
+        warnings = _examine(mpi.COMM_WORLD.Get_size(), launch, library, strict)
+        transport = _with_mpi(mpi, ranks_per_node)
     Threads(1, allowed).restore("MPI")
     context = Context(transport, library, warnings, oversight, imitated=ranks_per_node is not None)
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)
+        if context.crowding:
+            more = len(context.crowding) - 1
+            log.once(f"hpctrain: {context.crowding[0]}" + f" ({more} more nodes are alike)" * (more > 0))
     if algorithms is not None:
         text = context.world.on_root(lambda: read_text(algorithms))
         context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
     context.progress(progress)
     _running.append(context)
     return context
+
+
+def _load_mpi() -> Any:
+    """Starts MPI. Collective over all ranks."""
+    from mpi4py import MPI
+
+    return MPI
 
 
 def _examine(size: int, launch: env.Launch | None, library: MpiLibrary, strict: bool) -> list[str]:
