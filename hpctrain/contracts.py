@@ -43,8 +43,8 @@ class Request(Protocol):
 class NativeCall:
     """One collective for the transport's own library.
 
-    `operation` is a key of `plan.algorithms.ALGORITHMS` or "barrier"; `reduction` a key of `dtypes.OPERATIONS`, "" where
-    nothing is added. `source` is what this rank gives and `target` what it gets: the same memory where the collective
+    `operation` is a key of `plan.algorithms.ALGORITHMS`; `reduction` a key of `dtypes.OPERATIONS`, "" where nothing is
+    added. `source` is what this rank gives and `target` what it gets: the same memory where the collective
     works in place, None where the rank gives or gets nothing. `counts` are elements a rank, None for equal parts; of an
     all-to-all, (elements to each rank, elements from each rank).
     """
@@ -62,7 +62,7 @@ class Native(Protocol):
     """Collectives of a transport's own library. All ranks make the same calls, `run` and `start`, in the same order."""
 
     def offers(self, operation: str, reduction: str, dtype: str, num_bytes: int) -> bool:
-        """Whether a call may be made. Depends on the arguments alone (bytes: of the whole array), so all ranks agree."""
+        """Whether a call may be made: the same answer on all ranks. `num_bytes` is of the whole array."""
 
     def run(self, call: NativeCall) -> None:
         """Blocks until this rank's part is done. Raises TransportError when a peer or the job is gone."""
@@ -73,8 +73,8 @@ class Native(Protocol):
     def barrier(self) -> None:
         """Blocks until all ranks have come; what each stored in shared memory before is then seen by all."""
 
-    def all_gather_places(self, place: Place) -> list[Place]:
-        """All ranks' places, in rank order. As `barrier`, it orders stores to shared memory."""
+    def all_gather_words(self, mine: tuple[int, int, int]) -> Sequence[tuple[int, int, int]]:
+        """All ranks' three numbers of 64 bits, in rank order. As `barrier`, it orders stores to shared memory."""
 
 
 class Transport(Protocol):

@@ -330,7 +330,7 @@ class Picky:
         self.asked: list[tuple[Any, ...]] = []
 
     def choose(self, *question: Any) -> Picky:
-        self.asked.append(question)
+        self.asked.append(question[:5])
         return self
 
 

@@ -29,18 +29,22 @@ def arrays_of(array: Array) -> Arrays:
 
     Raises UnsupportedError for anything but a numpy.ndarray or a dense torch.Tensor in host memory.
     """
-    backend = _backend(type(array))
+    backend = _known.get(type(array)) or _backend(type(array))
     if backend is None:
         raise UnsupportedError(
             f"a {type(array).__module__}.{type(array).__qualname__} is not an array; "
             "legal are numpy.ndarray and torch.Tensor"
         )
-    if backend.name == "torch" and (array.device.type != "cpu" or str(array.layout) != "torch.strided"):
+    _known[type(array)] = backend
+    if backend.name == "torch" and not (array.is_cpu and array.layout is sys.modules["torch"].strided):
         raise UnsupportedError(
             f"a torch.Tensor on device {str(array.device)!r} with layout {array.layout} is not supported; "
             "legal is device 'cpu' with layout torch.strided"
         )
     return backend
+
+
+_known: dict[type, Arrays] = {}  # types that were recognised
 
 
 def _backend(kind: type) -> Arrays | None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import hpctrain.errors
-from hpctrain.contracts import Request, Transport
+from hpctrain.contracts import Transport
 from hpctrain.errors import RemoteError
 
-__all__ = ["Agreement", "barrier", "broadcast_value", "exchange", "on_root"]
+__all__ = ["Agreement", "broadcast_value", "exchange", "on_root"]
 
 _FRAME = 512  # bytes of the first message of a text
 _LENGTH = 4  # bytes of the length in front of it
@@ -61,21 +61,6 @@ def on_root(transport: Transport, tag: int, function: Any, root: int) -> Any:
             cause = error
             text = _encode_error(error)
     return _decode(_broadcast(transport, tag, text, root), root, cause)
-
-
-def barrier(transport: Transport, tag: int) -> Generator[Request, None, None]:
-    """Ends when every rank has begun it. Collective over the transport's group.
-
-    A dissemination barrier (Hensgen, Finkel, Manber 1988): ceil(log2 p) rounds of one small message each way.
-    """
-    rank, size = transport.rank, transport.size
-    distance = 1
-    while distance < size:
-        arriving = transport.recv(memoryview(bytearray(1)), (rank - distance) % size, tag)
-        leaving = transport.send(memoryview(b"\0"), (rank + distance) % size, tag)
-        yield arriving
-        yield leaving
-        distance *= 2
 
 
 class Agreement:

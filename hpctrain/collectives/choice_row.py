@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hpctrain.collectives.way import NATIVE, SHARED
 from hpctrain.dtypes import DTYPES
 from hpctrain.errors import ConfigError, choices, nearest
 from hpctrain.plan.algorithms import ALGORITHMS
 
-__all__ = ["ACROSS_NODES", "ANY", "DTYPE_GROUPS", "RANGES", "REDUCING", "Range", "Row", "check_rows", "is_half"]
+__all__ = ["ACROSS_NODES", "ANY", "DTYPE_GROUPS", "RANGES", "REDUCING", "WAYS", "Range", "Row", "check_rows", "is_half",
+           "ways"]
 
 #: Lowest and highest value, both included; None for no upper end.
 Range = tuple[int, int | None]
@@ -25,6 +27,14 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 #: Algorithms that only groups on several nodes can carry out.
 ACROSS_NODES = ("two-level",)
+
+#: What there is besides plans, where a transport has it.
+WAYS = frozenset({NATIVE, SHARED})
+
+
+def ways(operation: str) -> list[str]:
+    """Everything that may carry out `operation`: its plans' names, the transport's own call, shared memory."""
+    return [*ALGORITHMS[operation], *sorted(WAYS)]
 
 
 def is_half(dtype: str) -> bool:
@@ -62,7 +72,9 @@ class Row:
             low <= value and (high is None or value <= high) for value, (low, high) in values)
 
     def covers(self, other: Row) -> bool:
-        """Whether every call that fits `other` fits this row too."""
+        """Whether `other` is never reached behind this row, which takes all its calls wherever they are made."""
+        if self.algorithm in WAYS and other.algorithm != self.algorithm:
+            return False
         ranges = ((getattr(self, name), getattr(other, name)) for name in RANGES)
         return self.operation == other.operation and other.dtype_names() <= self.dtype_names() and all(
             low <= inner_low and (high is None or (inner_high is not None and inner_high <= high))
@@ -82,7 +94,7 @@ def check_rows(rows: Sequence[Row], source: str) -> None:
     for number, row in enumerate(rows, start=1):
         where = f"{source}, row {number}"
         _check_word(where, "operation", row.operation, ALGORITHMS)
-        _check_word(where, "algorithm", row.algorithm, ALGORITHMS[row.operation])
+        _check_word(where, "algorithm", row.algorithm, ways(row.operation))
         _check_word(where, "dtypes", row.dtypes, [*DTYPE_GROUPS, *DTYPES])
         for name in RANGES:
             low, high = getattr(row, name)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from hpctrain.collectives import choice_file
 from hpctrain.collectives.choice_defaults import SHIPPED
-from hpctrain.collectives.choice_row import Row, check_rows
+from hpctrain.collectives.choice_row import WAYS, Row, check_rows, ways
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import UnsupportedError, choices
 from hpctrain.plan.algorithms import ALGORITHMS
 
-__all__ = ["Choice", "Chooser"]
+__all__ = ["Choice", "Chooser", "ways"]
 
 _SHIPPED_SOURCE = "the shipped table"
 
@@ -65,7 +65,8 @@ class Chooser:
         """As `load`, from the text of such a file, called `source` in messages. Pure."""
         return cls(choice_file.parse_rows(text, source), source=source)
 
-    def choose(self, operation: str, num_bytes: int, num_ranks: int, num_nodes: int, dtype: str) -> Choice:
+    def choose(self, operation: str, num_bytes: int, num_ranks: int, num_nodes: int, dtype: str,
+               ways: frozenset[str] = frozenset()) -> Choice:
         """The choice for one call; the same on all ranks that give the same arguments. Pure.
 
         Args:
@@ -75,19 +76,22 @@ class Chooser:
             num_ranks: ranks of the group.
             num_nodes: nodes that they are on.
             dtype: a name of `hpctrain.dtypes`.
+            ways: what may be chosen besides plans: "native", "shared memory".
 
         Raises:
             UnsupportedError: an unknown operation or dtype.
         """
-        return self._chosen(operation, num_bytes, num_ranks, num_nodes, dtype)
+        return self._chosen(operation, num_bytes, num_ranks, num_nodes, dtype, ways)
 
-    def _look_up(self, operation: str, num_bytes: int, num_ranks: int, num_nodes: int, dtype: str) -> Choice:
+    def _look_up(self, operation: str, num_bytes: int, num_ranks: int, num_nodes: int, dtype: str,
+                 ways: frozenset[str]) -> Choice:
         assert num_bytes >= 0 and 1 <= num_nodes <= num_ranks, (num_bytes, num_ranks, num_nodes)
         dtype_of(dtype)
         if operation not in self._rows:
             raise UnsupportedError(f"operation {operation!r} is not a collective; legal are {choices(ALGORITHMS)}")
         row, source = next(pair for pair in self._rows[operation]
-                           if pair[0].fits(num_bytes, num_ranks, num_nodes, dtype))  # fmt: skip
+                           if pair[0].fits(num_bytes, num_ranks, num_nodes, dtype)
+                           and (pair[0].algorithm not in WAYS or pair[0].algorithm in ways))  # fmt: skip
         call = f"{num_bytes} bytes of {dtype}, {_counted(num_ranks, 'rank')} on {_counted(num_nodes, 'node')}"
         return Choice(operation, row.algorithm, f"{call}: {row.reason} ({source})")
 

@@ -1,71 +1,33 @@
-"""What all collectives of one group share: transport, works under way, scratch, the choice of algorithm, programs.
+"""What all collectives of one group share: transport, works under way, scratch, programs, the talk to the observer.
 
-Owns the way from a plan to a work under way. Knows neither which collective it is (`reductions`, `movements`) nor which
-libraries serve it.
+Owns the state of a group. Knows neither which collective it is (`reductions`, `movements`), nor how one is carried out
+(`jobs`), nor which libraries serve it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from hpctrain.collectives import agreement
-from hpctrain.collectives.executor import Execution
-from hpctrain.collectives.recorder import Observer
-from hpctrain.collectives.shared import Neighbours, together
+from hpctrain.collectives.layout import count_of
+from hpctrain.collectives.recorder import Message, Observer
+from hpctrain.collectives.shared import Waits
 from hpctrain.collectives.tags import tag_of
+from hpctrain.collectives.way import Call, Chooses, Way
 from hpctrain.collectives.work import Queue, QueuedWork
-from hpctrain.collectives.workspace import Blocks, Scratch, Workspace
-from hpctrain.contracts import Array, ArraysOf, Request, Shared, Transport
-from hpctrain.dtypes import dtype_of
+from hpctrain.collectives.workspace import Scratch
+from hpctrain.contracts import Array, Arrays, ArraysOf, Transport
 from hpctrain.errors import UnsupportedError
 from hpctrain.plan.algorithms import make_plan
 from hpctrain.plan.steps import Program, Receive
 
-__all__ = ["NUM_TAGS", "Call", "Chooses", "Core", "Prepared"]
+__all__ = ["NUM_TAGS", "Core", "Prepared"]
 
 NUM_TAGS = 32767  # collectives have the tags below (see `tags`); the last tag is for send and recv
-
-SHARED_BYTES = 64 * 1024  # smaller arrays go by messages: they cost about as much as the two meetings
-
-Near = Callable[[Neighbours], None]
-
-#: What is used where no chooser is given; sums of half types have ways of their own, see `reductions`.
-DEFAULTS = {
-    "broadcast": "ring", "scatter": "binomial tree", "gather": "binomial tree", "reduce": "binomial tree",
-    "all_reduce": "ring", "reduce_scatter": "pairwise", "all_gather": "ring", "all_to_all": "pairwise",
-}
-
-
-class Chosen(Protocol):
-    """What a chooser says."""
-
-    @property
-    def algorithm(self) -> str:
-        """A name of `hpctrain.plan.algorithms.ALGORITHMS`."""
-
-
-class Chooses(Protocol):
-    """What a group asks of a chooser; the answer depends on nothing but the arguments, which all ranks share."""
-
-    def choose(self, operation: str, num_bytes: int, num_ranks: int, num_nodes: int, dtype: str) -> Chosen:
-        """The algorithm for one call."""
-
-
-@dataclass(slots=True)
-class Call:
-    """One collective call: the plan's operation, how it is told to the observer, and what the caller asked for."""
-
-    operation: str
-    title: str  # with whatever else must be the same on all ranks: "all_reduce sum"
-    dtype: str
-    count: int  # elements of the whole array
-    algorithm: str | None = None
-    name: str = ""
-    root: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,17 +51,18 @@ class Core:
         self.queue, self.scratch = Queue(), Scratch()
         self.num_works = 0
         self.talking = 0  # the observer's number of the latest `observed` call
+        self.node = transport.node_ranks()
+        self.ways: dict[tuple[Any, ...], Way] = {}  # found so far, see `jobs`
         self._nodes: tuple[int, int | None] | None = None
+        self._peers: Core | None = None
         self.prepare = lru_cache(maxsize=256)(self._prepare)
 
-    def choose(self, call: Call, default: str | None = None) -> str:
-        """The algorithm of `call`; `default` is taken where neither caller nor chooser says."""
-        if call.algorithm is not None:
-            return call.algorithm
-        if self.chooser is None:
-            return default or DEFAULTS[call.operation]
-        num_bytes = call.count * dtype_of(call.dtype).num_bytes
-        return self.chooser.choose(call.operation, num_bytes, self.size, self.nodes()[0], call.dtype).algorithm
+    # Plans ----------------------------------------------------------------------------------------------------------
+
+    def choose_by(self, chooser: Chooses | None) -> None:
+        """From the next call on, `chooser` chooses. Local."""
+        self.chooser = chooser
+        self.ways.clear()
 
     def nodes(self) -> tuple[int, int | None]:
         """(number of nodes, ranks of a node), as far as plans can use them. Collective over the group the first time.
@@ -128,6 +91,11 @@ class Core:
         combines = any(isinstance(a, Receive) and a.combine for step in program for a in step)
         return Prepared(program, plan.direct, combines)
 
+    def check_rank(self, name: str, rank: int) -> None:
+        """Refuses what is no rank of this group."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name} = {rank} must be in 0..{self.size - 1}")
+
     def segment(self, num_bytes: int) -> int:
         """Elements of one segment, for elements of `num_bytes` bytes."""
         return max(1, self.segment_bytes // num_bytes)
@@ -141,28 +109,19 @@ class Core:
             raise ValueError(f"counts = {list(counts)} must add up to {total}, the elements of the array")
         return bounds
 
-    def start(self, call: Call, program: Program, space: Workspace | Blocks, result: Array,
-              at_end: Callable[[], None] | None = None, near: Near | None = None) -> QueuedWork:
-        """Starts `program`; `at_end` is called when this rank is through with it.
+    def peers(self) -> Core:
+        """The ranks at this rank's position of every node. Collective over the group the first time."""
+        if self._peers is None:
+            num_nodes, node_size = self.nodes()
+            assert node_size is not None and num_nodes * node_size == self.size
+            transport = self.transport.subgroup([self.rank % node_size + i * node_size for i in range(num_nodes)])
+            assert transport is not None, "this rank is one of them"
+            self._peers = Core(transport, self.arrays_of, self.segment_bytes, self.chooser, None, 1)
+        return self._peers
 
-        Where the ranks can reach each other's memory, and the caller leaves the way to us, `near` replaces the program.
-        """
-        segment = self.segment(space.num_bytes)
-        tag = self.next_tag(call.title, call.dtype, call.count)
-        steps = Execution(program, self.transport, tag, space, self.scratch, segment).run
-        large = call.count * space.num_bytes >= SHARED_BYTES
-        if near is None or call.algorithm is not None or not large or not self.transport.shares:
-            return self.enqueue(call, steps(), result, at_end)
-        assert isinstance(space, Workspace)
-        whole = space
+    # Works and talks ------------------------------------------------------------------------------------------------
 
-        def work(found: Shared) -> None:
-            near(Neighbours.of(whole, self.rank, found, self.scratch))
-
-        met = together(self.transport, tag, self.transport.shared(whole.source_memory), work, steps)
-        return self.enqueue(call, met, result, at_end)
-
-    def enqueue(self, call: Call, steps: Generator[Request, None, None], result: Any = None,
+    def enqueue(self, call: Call, steps: Waits, result: Any = None,
                 at_end: Callable[[], None] | None = None) -> QueuedWork:
         """Starts a work of any steps, and tells the observer of it."""
         observer = self.observer
@@ -176,6 +135,12 @@ class Core:
             observer.finished(sequence)
 
         return self.queue.start(steps, result, finished, lambda: observer.waiting(sequence))
+
+    def record(self, operation: str, arrays: Arrays, array: Array) -> Message | None:
+        """Tells the observer of a message that begins. Local."""
+        if self.observer is None:
+            return None
+        return self.observer.message(operation, arrays.dtype(array), count_of(arrays, array))
 
     def observed(self, title: str, talk: Callable[[int], Any], tag: int | None = None) -> Any:
         """The value of a blocking `talk(tag)`, of which the observer is told. Collective over the group.

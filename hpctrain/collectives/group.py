@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpctrain.collectives import agreement, movements, reductions
-from hpctrain.collectives.core import NUM_TAGS, Call, Chooses, Core
+from hpctrain.collectives import agreement, jobs, movements, reductions
+from hpctrain.collectives.core import NUM_TAGS, Core
 from hpctrain.collectives.layout import elements, to_write
+from hpctrain.collectives.progress import Progress
 from hpctrain.collectives.recorder import Observer
-from hpctrain.collectives.work import Finished, Message, QueuedWork
+from hpctrain.collectives.way import Chooses
+from hpctrain.collectives.work import Message, QueuedWork
 from hpctrain.contracts import Array, ArraysOf, Transport
 
 __all__ = ["SEGMENT_BYTES", "Group"]
@@ -21,16 +23,14 @@ __all__ = ["SEGMENT_BYTES", "Group"]
 #: Messages are cut into segments of this size, so that what arrives is added while it is still in cache.
 SEGMENT_BYTES = 512 * 1024
 
-Started = QueuedWork | Finished
-
-
 class Group:
     """Collectives among the ranks of one transport, on NumPy arrays and torch tensors of any layout.
 
     Every rank of the group makes the collective calls in the same order with arrays of the same dtype and element
     count. One thread at a time. Blocking calls return when this rank's result is there. Each has a twin `start_...`
     that returns at once with a work: `wait()` gives what the blocking call returns, and until then the arrays must be
-    left alone. Messages move on whenever a work is polled or waited for, or `advance` is called.
+    left alone. Messages move on whenever a work is polled or waited for, or `advance` is called; with a progress thread
+    (`progress_by`) at any time.
 
     `out` is an array for the result, of any layout; without it the call works in place or makes a new flat array, as
     it says. `algorithm` is a name from `hpctrain.plan.algorithms.ALGORITHMS`, the same on all ranks; None leaves it to
@@ -61,12 +61,12 @@ class Group:
     def all_reduce(self, array: Array, operation: str = "sum", *, out: Array | None = None,
                    algorithm: str | None = None, name: str = "") -> Array:
         """Reduces `array` over all ranks, in place or into `out`, and returns the result. Collective over the group."""
-        return self.start_all_reduce(array, operation, out=out, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, reductions.all_reduce(self._core, array, operation, out, algorithm, name))
 
     def start_all_reduce(self, array: Array, operation: str = "sum", *, out: Array | None = None,
-                         algorithm: str | None = None, name: str = "") -> Started:
+                         algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts an `all_reduce`. Collective over the group."""
-        return reductions.start_all_reduce(self._core, array, operation, out, algorithm, name)
+        return jobs.start(self._core, reductions.all_reduce(self._core, array, operation, out, algorithm, name))
 
     def reduce(self, array: Array, operation: str = "sum", root: int = 0, *, out: Array | None = None,
                algorithm: str | None = None, name: str = "") -> Array | None:
@@ -74,13 +74,12 @@ class Group:
 
         The others' arrays do not change. Collective over the group.
         """
-        return self.start_reduce(array, operation, root, out=out, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, reductions.reduce(self._core, array, operation, root, out, algorithm, name))
 
     def start_reduce(self, array: Array, operation: str = "sum", root: int = 0, *, out: Array | None = None,
-                     algorithm: str | None = None, name: str = "") -> Started:
+                     algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts a `reduce`. Collective over the group."""
-        self._check_rank("root", root)
-        return reductions.start_reduce(self._core, array, operation, root, out, algorithm, name)
+        return jobs.start(self._core, reductions.reduce(self._core, array, operation, root, out, algorithm, name))
 
     def reduce_scatter(self, array: Array, operation: str = "sum", *, counts: Sequence[int] | None = None,
                        out: Array | None = None, algorithm: str | None = None, name: str = "") -> Array:
@@ -89,26 +88,25 @@ class Group:
         `counts` (one number a rank, the same on all ranks) cuts it otherwise. The input is not changed, but `out` may
         be the rank's own part of it. Collective over the group.
         """
-        return self.start_reduce_scatter(
-            array, operation, counts=counts, out=out, algorithm=algorithm, name=name
-        ).wait()
+        return jobs.run(
+            self._core, reductions.reduce_scatter(self._core, array, operation, counts, out, algorithm, name))
 
     def start_reduce_scatter(self, array: Array, operation: str = "sum", *, counts: Sequence[int] | None = None,
-                             out: Array | None = None, algorithm: str | None = None, name: str = "") -> Started:
+                             out: Array | None = None, algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts a `reduce_scatter`. Collective over the group."""
-        return reductions.start_reduce_scatter(self._core, array, operation, counts, out, algorithm, name)
+        return jobs.start(
+            self._core, reductions.reduce_scatter(self._core, array, operation, counts, out, algorithm, name))
 
     # Movements ------------------------------------------------------------------------------------------------------
 
     def broadcast(self, array: Array, root: int = 0, *, algorithm: str | None = None, name: str = "") -> Array:
         """Gives every rank the content of `root`'s array, in place. Collective over the group."""
-        return self.start_broadcast(array, root, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, movements.broadcast(self._core, array, root, algorithm, name))
 
     def start_broadcast(self, array: Array, root: int = 0, *, algorithm: str | None = None,
-                        name: str = "") -> Started:
+                        name: str = "") -> QueuedWork:
         """Starts a `broadcast`. Collective over the group."""
-        self._check_rank("root", root)
-        return movements.start_broadcast(self._core, array, root, algorithm, name)
+        return jobs.start(self._core, movements.broadcast(self._core, array, root, algorithm, name))
 
     def scatter(self, out: Array, array: Array | None = None, root: int = 0, *, counts: Sequence[int] | None = None,
                 algorithm: str | None = None, name: str = "") -> Array:
@@ -117,13 +115,12 @@ class Group:
         Parts lie in `array` in rank order. `counts` are their lengths, the same on all ranks; without it all ranks'
         `out` have equally many elements. `array` is looked at on `root` only.
         """
-        return self.start_scatter(out, array, root, counts=counts, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, movements.scatter(self._core, out, array, root, counts, algorithm, name))
 
     def start_scatter(self, out: Array, array: Array | None = None, root: int = 0, *,
-                      counts: Sequence[int] | None = None, algorithm: str | None = None, name: str = "") -> Started:
+                      counts: Sequence[int] | None = None, algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts a `scatter`. Collective over the group."""
-        self._check_rank("root", root)
-        return movements.start_scatter(self._core, out, array, root, counts, algorithm, name)
+        return jobs.start(self._core, movements.scatter(self._core, out, array, root, counts, algorithm, name))
 
     def gather(self, part: Array, root: int = 0, *, counts: Sequence[int] | None = None, out: Array | None = None,
                algorithm: str | None = None, name: str = "") -> Array | None:
@@ -131,13 +128,12 @@ class Group:
 
         Lengths may differ. `counts` are all ranks' lengths; without it they are asked for first.
         """
-        return self.start_gather(part, root, counts=counts, out=out, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, movements.gather(self._core, part, root, counts, out, algorithm, name))
 
     def start_gather(self, part: Array, root: int = 0, *, counts: Sequence[int] | None = None,
-                     out: Array | None = None, algorithm: str | None = None, name: str = "") -> Started:
+                     out: Array | None = None, algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts a `gather`. Collective over the group; without `counts`, waits for all ranks to tell theirs."""
-        self._check_rank("root", root)
-        return movements.start_gather(self._core, part, root, counts, out, algorithm, name)
+        return jobs.start(self._core, movements.gather(self._core, part, root, counts, out, algorithm, name))
 
     def all_gather(self, part: Array, *, counts: Sequence[int] | None = None, out: Array | None = None,
                    algorithm: str | None = None, name: str = "") -> Array:
@@ -145,12 +141,12 @@ class Group:
 
         Lengths may differ. `counts` are all ranks' lengths; without it they are asked for first.
         """
-        return self.start_all_gather(part, counts=counts, out=out, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, movements.all_gather(self._core, part, counts, out, algorithm, name))
 
     def start_all_gather(self, part: Array, *, counts: Sequence[int] | None = None, out: Array | None = None,
-                         algorithm: str | None = None, name: str = "") -> Started:
+                         algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts an `all_gather`. Collective over the group; without `counts`, waits for all ranks to tell theirs."""
-        return movements.start_all_gather(self._core, part, counts, out, algorithm, name)
+        return jobs.start(self._core, movements.all_gather(self._core, part, counts, out, algorithm, name))
 
     def all_gather_into(self, flat: Array, bounds: Sequence[int], *, algorithm: str | None = None,
                         name: str = "") -> None:
@@ -158,12 +154,12 @@ class Group:
 
         `bounds` are size + 1 ascending offsets, the same on all ranks; parts may be empty.
         """
-        self.start_all_gather_into(flat, bounds, algorithm=algorithm, name=name).wait()
+        jobs.run(self._core, movements.all_gather_into(self._core, flat, bounds, algorithm, name))
 
     def start_all_gather_into(self, flat: Array, bounds: Sequence[int], *, algorithm: str | None = None,
-                              name: str = "") -> Started:
+                              name: str = "") -> QueuedWork:
         """Starts an `all_gather_into`. Collective over the group."""
-        return movements.start_all_gather_into(self._core, flat, bounds, algorithm, name)
+        return jobs.start(self._core, movements.all_gather_into(self._core, flat, bounds, algorithm, name))
 
     def all_to_all(self, array: Array, *, counts: Sequence[Sequence[int]] | None = None, out: Array | None = None,
                    algorithm: str | None = None, name: str = "") -> Array:
@@ -172,12 +168,12 @@ class Group:
         Blocks are equally long, or counts[s][d] elements from rank s to rank d, the same matrix on all ranks
         (`group.exchange(my_row)` makes it). `out` may be `array` itself.
         """
-        return self.start_all_to_all(array, counts=counts, out=out, algorithm=algorithm, name=name).wait()
+        return jobs.run(self._core, movements.all_to_all(self._core, array, counts, out, algorithm, name))
 
     def start_all_to_all(self, array: Array, *, counts: Sequence[Sequence[int]] | None = None,
-                         out: Array | None = None, algorithm: str | None = None, name: str = "") -> Started:
+                         out: Array | None = None, algorithm: str | None = None, name: str = "") -> QueuedWork:
         """Starts an `all_to_all`. Collective over the group."""
-        return movements.start_all_to_all(self._core, array, counts, out, algorithm, name)
+        return jobs.start(self._core, movements.all_to_all(self._core, array, counts, out, algorithm, name))
 
     # Messages -------------------------------------------------------------------------------------------------------
 
@@ -187,10 +183,12 @@ class Group:
 
     def start_send(self, array: Array, destination: int) -> Message:
         """Starts a `send`. Messages between two ranks arrive in the order in which they were started."""
-        self._check_rank("destination", destination)
-        arrays = self._core.arrays_of(array)
+        self._core.check_rank("destination", destination)
+        core = self._core
+        arrays = core.arrays_of(array)
         memory = arrays.memory(elements(arrays, array))
-        return Message(self._core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None)
+        record = core.record(f"send to {destination}", arrays, array)
+        return Message(core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None, record)
 
     def recv(self, array: Array, source: int) -> Array:
         """Receives into an array of any layout, of the sender's dtype and count, from rank `source`. Blocks."""
@@ -198,22 +196,23 @@ class Group:
 
     def start_recv(self, array: Array, source: int) -> Message:
         """Starts a `recv`."""
-        self._check_rank("source", source)
-        arrays = self._core.arrays_of(array)
+        self._core.check_rank("source", source)
+        core = self._core
+        arrays = core.arrays_of(array)
         output = to_write(arrays, array)
-        request = self.transport.recv(arrays.memory(output.flat), source, NUM_TAGS)
-        return Message(self._core.queue, request, array, output.put_back)
+        record = core.record(f"recv from {source}", arrays, array)
+        request = self.transport.recv(output.memory, source, NUM_TAGS)
+        return Message(core.queue, request, array, output.put_back, record)
 
     # Agreement ------------------------------------------------------------------------------------------------------
 
     def barrier(self, *, name: str = "") -> None:
         """Returns when every rank has called it. Collective over the group."""
-        self.start_barrier(name=name).wait()
+        jobs.barrier(self._core, name)
 
-    def start_barrier(self, *, name: str = "") -> Started:
+    def start_barrier(self, *, name: str = "") -> QueuedWork:
         """Starts a `barrier`: done when every rank has started it. Collective over the group."""
-        call = Call("barrier", "barrier", "", 0, name=name)
-        return self._core.enqueue(call, agreement.barrier(self.transport, self._core.next_tag("barrier")))
+        return jobs.start_barrier(self._core, name)
 
     def exchange(self, value: Any) -> list[Any]:
         """The small JSON-able values of all ranks, in rank order. Collective over the group."""
@@ -221,7 +220,7 @@ class Group:
 
     def broadcast_value(self, value: Any, root: int = 0) -> Any:
         """`root`'s small JSON-able value; the others' argument is ignored. Collective over the group."""
-        self._check_rank("root", root)
+        self._core.check_rank("root", root)
         return self._core.observed(
             f"broadcast_value from {root}", lambda tag: agreement.broadcast_value(self.transport, tag, value, root)
         )
@@ -233,7 +232,7 @@ class Group:
 
     def on_root(self, function: Callable[[], Any], root: int = 0) -> Any:
         """Runs `function()` on `root`; its JSON-able value is returned, or its error raised, on all. Collective."""
-        self._check_rank("root", root)
+        self._core.check_rank("root", root)
         core = self._core
         return core.observed(
             f"on_root {root}",
@@ -256,12 +255,21 @@ class Group:
         observer = None if core.observer is None else core.observer.subgroup(ranks, transport)
         if transport is None:
             return None
-        return Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
+        made = Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
                      observer=observer)
+        made._core.queue.progress = core.queue.progress
+        return made
 
     def choose_by(self, chooser: Chooses | None) -> None:
         """From the next call on, `chooser` (the same on all ranks) chooses the algorithms; None: defaults. Local."""
-        self._core.chooser = chooser
+        self._core.choose_by(chooser)
+
+    def progress_by(self, progress: Progress | None) -> None:
+        """From the next `start_...` on, `progress` moves works on while this rank does something else; None: nobody.
+
+        Later subgroups have it too. Their transports must bear two threads (`Transport.concurrent`). Local.
+        """
+        self._core.queue.progress = None if progress is None else progress.serve
 
     def num_nodes(self) -> int:
         """Nodes that the ranks are on, as a chooser hears of them. Collective over the group.
@@ -276,7 +284,3 @@ class Group:
         if self._core.observer is not None:
             self._core.observer.close()
         self.transport.close()
-
-    def _check_rank(self, name: str, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"{name} = {rank} must be in 0..{self.size - 1}")

@@ -1,4 +1,4 @@
-"""Reductions as works: all_reduce, reduce, reduce_scatter.
+"""Reductions as jobs: all_reduce, reduce, reduce_scatter.
 
 Owns what a reduction means for arrays: which memory a plan may write, in which type sums are carried, what is refused.
 Knows the contracts only.
@@ -13,17 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 from hpctrain.collectives import shared
-from hpctrain.collectives.core import Call, Core, Prepared
+from hpctrain.collectives.core import Core, Prepared
+from hpctrain.collectives.jobs import Far, Job
 from hpctrain.collectives.layout import Output, check_out, count_of, elements, to_write
-from hpctrain.collectives.work import Finished, QueuedWork
+from hpctrain.collectives.shared import Near, Sum
+from hpctrain.collectives.way import Call
 from hpctrain.collectives.workspace import Workspace
-from hpctrain.contracts import Array, Arrays
+from hpctrain.contracts import Array, Arrays, NativeCall
 from hpctrain.dtypes import DType, check_reduction, dtype_of
 from hpctrain.plan import split
 
-__all__ = ["start_all_reduce", "start_reduce", "start_reduce_scatter"]
+__all__ = ["all_reduce", "reduce", "reduce_scatter"]
 
 _WIDE = frozenset({"sum", "mean", "prod"})  # what is carried in float32 for half types
 _LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor"})
@@ -57,15 +61,29 @@ class _Reduction:
         """Whether that is another one than the array's."""
         return self.accumulate != self.dtype.name
 
-    def prepare(self, call: Call, shape: Sequence[int] | int) -> Prepared:
-        """The program of `call`; sums of half types go straight to their owner if nobody says otherwise."""
-        algorithm = self.core.choose(call, self._wide_default(call.operation))
+    def prepare(self, call: Call, algorithm: str, shape: Sequence[int] | int) -> Prepared:
+        """The program of `call`; sums of half types go straight to their owner, block by block."""
         block = None
         if self.wide and algorithm == "pairwise":
             block = self.core.segment(self.dtype.num_bytes) * _BLOCK_SEGMENTS
         return self.core.prepare(call.operation, algorithm, shape, call.root, block)
 
-    def _wide_default(self, operation: str) -> str | None:
+    def call(self, operation: str, title: str, count: int, algorithm: str | None, name: str, root: int = 0) -> Call:
+        """The call; the transport's library adds up for a mean, too."""
+        return Call(operation, title, self.dtype.name, count, algorithm, name, root,
+                    "sum" if self.operation == "mean" else self.operation)
+
+    @property
+    def sum(self) -> Sum:
+        """What combining means on shared memory."""
+        return _sum(self.operation, self.dtype.name, self.accumulate, self.core.size)
+
+    def scaling(self, flat: Array) -> Callable[[], None] | None:
+        """What makes a mean of a sum."""
+        return (lambda: self.arrays.scale(flat, 1.0 / self.core.size)) if self.operation == "mean" else None
+
+    def default(self, operation: str) -> str | None:
+        """What sums of half types take where no chooser says."""
         return ("naive" if operation == "reduce" else "pairwise") if self.wide else None
 
     def between(self, source: Array, target: Array, offset: int = 0, memory: memoryview | None = None) -> Workspace:
@@ -107,74 +125,103 @@ class _Reduction:
         return end
 
 
-def start_all_reduce(core: Core, array: Array, operation: str, out: Array | None, algorithm: str | None,
-                     name: str) -> QueuedWork | Finished:
+@lru_cache(maxsize=256)
+def _sum(operation: str, dtype: str, accumulate: str, size: int) -> Sum:
+    mean = operation == "mean"
+    return Sum("sum" if mean else operation, dtype, accumulate, 1.0 / size if mean else None)
+
+
+def all_reduce(core: Core, array: Array, operation: str, out: Array | None, algorithm: str | None, name: str) -> Job:
     """See `Group.all_reduce`."""
     todo = _Reduction.of(core, array, operation)
-    arrays = todo.arrays
+    arrays, dtype = todo.arrays, todo.dtype
     count = count_of(arrays, array)
-    call = Call("all_reduce", f"all_reduce {operation}", todo.dtype.name, count, algorithm, name)
+    call = todo.call("all_reduce", f"all_reduce {operation}", count, algorithm, name)
     if out is not None:
-        check_out(arrays, core.arrays_of(out), out, todo.dtype.name, count)
+        check_out(arrays, core.arrays_of(out), out, dtype.name, count)
     result = array if out is None else out
     output = to_write(arrays, result)
-    prepared = todo.prepare(call, count)
-    if core.size == 1 and out is None and operation not in _LOGICAL and core.observer is None:
-        return Finished(result)
-    if todo.wide and not prepared.direct:
-        space = todo.copy(output.flat if out is None else elements(arrays, array))
-        return core.start(call, prepared.program, space, result, todo.ending(output, space.target))
+    flat, memory = output.flat, output.memory
     if out is not None:
-        arrays.assign(output.flat, elements(arrays, array))
-    space = todo.between(output.flat, output.flat, memory=output.memory)
-    return core.start(call, prepared.program, space, result, todo.ending(output, None), shared.all_reduce)
+        arrays.assign(flat, elements(arrays, array))
+
+    def far(algorithm: str) -> Far:
+        prepared = todo.prepare(call, algorithm, count)
+        if todo.wide and not prepared.direct:
+            space = todo.copy(flat)
+            return Far(prepared.program, space, todo.ending(output, space.target))
+        return Far(prepared.program, todo.between(flat, flat, memory=memory), todo.ending(output, None))
+
+    near = Near(memory, lambda near: shared.all_reduce(near, todo.sum, count), across=True)
+    native = lambda: NativeCall("all_reduce", dtype.name, call.reduction, memory, memory)  # noqa: E731
+    return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, near, native, todo.scaling(flat),
+               todo.default("all_reduce"))
 
 
-def start_reduce(core: Core, array: Array, operation: str, root: int, out: Array | None, algorithm: str | None,
-                 name: str) -> QueuedWork | Finished:
+def reduce(core: Core, array: Array, operation: str, root: int, out: Array | None, algorithm: str | None,
+           name: str) -> Job:
     """See `Group.reduce`."""
+    core.check_rank("root", root)
     todo = _Reduction.of(core, array, operation)
-    arrays = todo.arrays
+    arrays, dtype, here = todo.arrays, todo.dtype, core.rank == root
     count = count_of(arrays, array)
-    call = Call("reduce", f"reduce {operation} to {root}", todo.dtype.name, count, algorithm, name, root)
-    prepared = todo.prepare(call, count)
-    if core.rank == root:
+    call = todo.call("reduce", f"reduce {operation} to {root}", count, algorithm, name, root)
+    if here:
         if out is not None:
-            check_out(arrays, core.arrays_of(out), out, todo.dtype.name, count)
-        output = to_write(arrays, array if out is None else out)
-        source = output.flat if out is None else elements(arrays, array)
+            check_out(arrays, core.arrays_of(out), out, dtype.name, count)
         result = array if out is None else out
-        if prepared.direct:
-            space = todo.between(source, output.flat)
-            return core.start(call, prepared.program, space, result, todo.ending(output, None))
-        space = todo.copy(source)
-        return core.start(call, prepared.program, space, result, todo.ending(output, space.target))
-    source = elements(arrays, array)
-    untouched = prepared.direct or not (prepared.combines or todo.wide)
-    space = todo.between(source, source) if untouched else todo.copy(source)
-    return core.start(call, prepared.program, space, None)
+        output = to_write(arrays, result)
+        if out is not None:
+            arrays.assign(output.flat, elements(arrays, array))
+    else:
+        result, source = None, elements(arrays, array)
+        output = Output(source, arrays.memory(source))
+    flat, memory = output.flat, output.memory
+
+    def far(algorithm: str) -> Far:
+        prepared = todo.prepare(call, algorithm, count)
+        if prepared.direct or not (here or prepared.combines or todo.wide):
+            return Far(prepared.program, todo.between(flat, flat, memory=memory),
+                       todo.ending(output, None) if here else None)
+        space = todo.copy(flat)
+        return Far(prepared.program, space, todo.ending(output, space.target) if here else None)
+
+    near = Near(memory, lambda near: shared.reduce(near, todo.sum, root, count))
+    native = lambda: NativeCall("reduce", dtype.name, call.reduction, memory, memory if here else None, root)  # noqa: E731
+    return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, near, native,
+               todo.scaling(flat) if here else None, todo.default("reduce"))
 
 
-def start_reduce_scatter(core: Core, array: Array, operation: str, counts: Sequence[int] | None, out: Array | None,
-                         algorithm: str | None, name: str) -> QueuedWork | Finished:
+def reduce_scatter(core: Core, array: Array, operation: str, counts: Sequence[int] | None, out: Array | None,
+                   algorithm: str | None, name: str) -> Job:
     """See `Group.reduce_scatter`."""
     todo = _Reduction.of(core, array, operation)
-    arrays = todo.arrays
+    arrays, dtype = todo.arrays, todo.dtype
     source = elements(arrays, array)
     count = count_of(arrays, array)
     bounds = split.bounds(count, core.size) if counts is None else core.bounds(counts, count)
     start, stop = bounds[core.rank], bounds[core.rank + 1]
     if out is None:
-        result = arrays.empty(stop - start, todo.dtype.name)
+        result = arrays.empty(stop - start, dtype.name)
         output = Output(result, arrays.memory(result))
     else:
-        check_out(arrays, core.arrays_of(out), out, todo.dtype.name, stop - start)
+        check_out(arrays, core.arrays_of(out), out, dtype.name, stop - start)
         result, output = out, to_write(arrays, out)
-    call = Call("reduce_scatter", f"reduce_scatter {operation}", todo.dtype.name, count, algorithm, name)
-    prepared = todo.prepare(call, count if counts is None else bounds)
-    if prepared.direct:
-        space = todo.between(source, output.flat, start)
-        return core.start(call, prepared.program, space, result, todo.ending(output, None),
-                          lambda near: shared.reduce_scatter(near, start, stop))
-    space = todo.copy(source)
-    return core.start(call, prepared.program, space, result, todo.ending(output, space.target[start:stop]))
+    call = todo.call("reduce_scatter", f"reduce_scatter {operation}", count, algorithm, name)
+    memory = arrays.memory(source)
+
+    def far(algorithm: str) -> Far:
+        prepared = todo.prepare(call, algorithm, count if counts is None else bounds)
+        if prepared.direct:
+            return Far(prepared.program, todo.between(source, output.flat, start), todo.ending(output, None))
+        space = todo.copy(source)
+        return Far(prepared.program, space, todo.ending(output, space.target[start:stop]))
+
+    def native() -> NativeCall:
+        uneven = counts is not None or count % core.size
+        return NativeCall("reduce_scatter", dtype.name, call.reduction, memory, output.memory,
+                          counts=[b - a for a, b in pairwise(bounds)] if uneven else None)
+
+    near = Near(memory, lambda near: shared.reduce_scatter(near, todo.sum, start, stop, output.flat))
+    return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, near, native, todo.scaling(output.flat),
+               todo.default("reduce_scatter"))

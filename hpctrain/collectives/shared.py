@@ -1,140 +1,207 @@
-"""Collectives on memory that the neighbours see: no data in messages, every element read where it lies.
+"""Collectives on memory that the ranks of a node see: no data in messages, every element read where it lies.
 
-    meet            all ranks have come, and all mean the same stretch of memory
-    work            rank r owns part r:    own += the neighbours' part r, block by block, each block then stored
-                    |r0|r1|r2|r3|          into every neighbour's part r while it is still in cache
+    meet            all ranks have come, and told each other where their arrays lie
+    work            a sum: rank r owns part r:   own += the neighbours' part r, block by block, each block then stored
+                    |r0|r1|r2|r3|                in every neighbour's part r while it is still in cache
+                    a movement: each rank fetches what it gets, or stores what it gives
     meet            all are through: everybody's memory may be used again
 
-A sum costs one pass over the data, split over the ranks, and two small messages a neighbour and round. Where ranks mean
-different stretches (views at other offsets, an array that is not from `allocate`), all of them learn it in the first
-meeting and take the way of messages together.
+A sum costs one pass over the data, split over the ranks, and two small messages a neighbour and round. Between nodes,
+each rank exchanges its own part with the ranks at the same place of the other nodes before it stores it.
 
 Memory order: what a rank stored before a meeting is seen by all after it, since the message that carries the meeting is
 published by its transport with a fence that orders all earlier stores, ours included, and read with one that orders all
 later loads.
 
-Owns these three moves. Written against the contracts; knows neither which transport nor which library serves it.
+Owns these moves. Written against the contracts; knows neither which transport nor which library serves it.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from hpctrain.collectives.workspace import Scratch, Workspace
-from hpctrain.contracts import Array, Request, Shared, Transport
+from hpctrain.collectives.workspace import Scratch
+from hpctrain.contracts import Array, Arrays, Place, Request, Transport
 from hpctrain.plan.split import part
 
-__all__ = ["Neighbours", "all_gather", "all_reduce", "meet", "reduce_scatter", "together"]
+__all__ = ["Move", "Near", "Neighbours", "Sum", "all_gather", "all_reduce", "all_to_all", "broadcast", "fetch",
+           "reduce", "reduce_scatter", "store"]
 
-BLOCK_BYTES = 256 * 1024  # of a sum: its own block and one neighbour's stay in a core's second-level cache
+BLOCK_BYTES = 256 * 1024  # its own block and one neighbour's stay in a core's second-level cache
 
-_Waits = Generator[Request, None, None]
-_PLACE = struct.Struct("<qq")
-_NOWHERE = (-1, -1)  # not in shared memory
-_DIFFERENT = (-2, -2)  # some ranks mean different places
+Waits = Generator[Request, None, None]
+Move = Callable[["Neighbours"], Waits | None]
 
 
-def meet(transport: Transport, tag: int, place: tuple[int, int] = _NOWHERE) -> Generator[Request, None, bool]:
-    """Waits until all ranks have come; returns whether all gave the same `place`, and that one is somewhere.
+@dataclass(slots=True)
+class Near:
+    """How a collective is carried out on shared memory.
 
-    A dissemination barrier (Hensgen, Finkel, Manber 1988): ceil(log2 p) rounds, one small message each way in each.
-    Collective over the transport's group.
+    `memory` is what this rank shows to the others (None: nothing); `shown_by` the rank that must show something, or
+    None where all must. `move` runs between the two meetings. `across`: it also serves groups on several nodes.
     """
-    rank, size = transport.rank, transport.size
-    distance = 1
-    while distance < size:
-        arriving = memoryview(bytearray(_PLACE.size))
-        receive = transport.recv(arriving, (rank - distance) % size, tag)
-        leaving = transport.send(memoryview(_PLACE.pack(*place)), (rank + distance) % size, tag)
-        yield receive
-        yield leaving
-        if _PLACE.unpack(arriving) != place:
-            place = _DIFFERENT
-        distance *= 2
-    return place not in (_NOWHERE, _DIFFERENT)
+
+    memory: memoryview | None
+    move: Move
+    shown_by: int | None = None
+    across: bool = False
 
 
-def together(transport: Transport, tag: int, shared: Shared | None, near: Callable[[Shared], None],
-             far: Callable[[], _Waits]) -> _Waits:
-    """Runs `near` between two meetings if all ranks have the same shared stretch, else the messages of `far`."""
-    same = yield from meet(transport, tag, _NOWHERE if shared is None else shared.place)
-    if not same:
-        yield from far()
-        return
-    assert shared is not None
-    near(shared)
-    yield from meet(transport, tag)
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What combining means; see `workspace.Workspace`."""
+
+    operation: str
+    dtype: str
+    accumulate: str
+    factor: float | None
+
+    @property
+    def wide(self) -> bool:
+        """Whether sums are carried in another type than the arrays'."""
+        return self.accumulate != self.dtype
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Neighbours:
-    """One collective on shared memory, between its two meetings. All calls are local.
+    """The ranks of this rank's node between two meetings: where each one's array lies. All calls are local.
 
-    `space.target` is this rank's own memory, or (reduce_scatter) the array for this rank's part of the result.
+    `ranks` are theirs in the group, `index` is this rank's position among them, `num_bytes` is of an element.
+    `between(operation, array)` reduces an array in place over the nodes; None where there is only one.
     """
 
-    space: Workspace
-    rank: int
-    arrays: tuple[Array, ...]  # the same stretch on every rank, this one's included
+    transport: Transport
+    arrays: Arrays
+    dtype: str
+    num_bytes: int
+    ranks: Sequence[int]
+    index: int
+    places: Sequence[Place]
     scratch: Scratch
-
-    @classmethod
-    def of(cls, space: Workspace, rank: int, shared: Shared, scratch: Scratch) -> Neighbours:
-        """From the neighbours' bytes."""
-        arrays = tuple(space.arrays.from_memory(view, space.dtype) for view in shared.views)
-        return cls(space, rank, arrays, scratch)
+    between: Callable[[str, Array], Waits] | None = None
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, each rank starting with its next one, so that not all read the same memory at once."""
-        size = len(self.arrays)
-        return [(self.rank + k) % size for k in range(1, size)]
+        """The other ranks, each starting with its next one, so that not all read the same memory at once."""
+        return [*self.ranks[self.index + 1 :], *self.ranks[: self.index]]
 
-    def reduce(self, start: int, stop: int, targets: Sequence[Array], offset: int = 0) -> None:
-        """Reduces the elements [start, stop) of all ranks; stores them in each target, from element start - offset."""
-        space, arrays = self.space, self.space.arrays
-        length = max(1, BLOCK_BYTES // space.num_bytes)
-        wide = space.accumulate != space.dtype
-        total, memory = self.scratch.take(arrays, length, space.accumulate) if wide else (None, None)
-        others = [self.arrays[rank] for rank in self.others]
-        for a in range(start, stop, length):
-            b = min(a + length, stop)
-            first = targets[0][a - offset : b - offset]
-            into = first if total is None else total[: b - a]
-            if wide or targets[0] is not self.arrays[self.rank]:
-                arrays.assign(into, self.arrays[self.rank][a:b])
-            for other in others:
-                arrays.combine(space.operation, into, other[a:b])
-            if space.factor is not None:
-                arrays.scale(into, space.factor)
-            if total is not None:
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.ranks[self.index]
+
+    def piece(self, rank: int, start: int, stop: int) -> Array:
+        """Elements [start, stop) of the array that `rank` shows."""
+        if start == stop:
+            return self.arrays.empty(0, self.dtype)
+        place, size = self.places[rank], self.num_bytes
+        view = self.transport.view(rank, (place[0], place[1] + start * size), (stop - start) * size)
+        return self.arrays.from_memory(view, self.dtype)
+
+    def reduce(self, total: Sum, pieces: Sequence[Array], targets: Sequence[Array]) -> None:
+        """Every target becomes the reduction of the pieces, added in their order; targets[0] may be pieces[0]."""
+        arrays = self.arrays
+        count = arrays.shape(pieces[0])[0]
+        length = max(1, BLOCK_BYTES // self.num_bytes)
+        carried = self.scratch.take(arrays, min(length, count), total.accumulate) if total.wide else None
+        for a in range(0, count, length):
+            block = slice(a, min(a + length, count))
+            first = targets[0][block]
+            into = first if carried is None else carried[0][: block.stop - a]
+            if carried is not None or targets[0] is not pieces[0]:
+                arrays.assign(into, pieces[0][block])
+            for piece in pieces[1:]:
+                arrays.combine(total.operation, into, piece[block])
+            if total.factor is not None:
+                arrays.scale(into, total.factor)
+            if carried is not None:
                 arrays.assign(first, into)
             for target in targets[1:]:
-                arrays.assign(target[a - offset : b - offset], first)
-        if memory is not None:
-            self.scratch.give(arrays, space.accumulate, total, memory)
+                arrays.assign(target[block], first)
+        if carried is not None:
+            self.scratch.give(arrays, total.accumulate, *carried)
 
-    def copy(self, start: int, stop: int, source: int) -> None:
-        """Takes the elements [start, stop) from rank `source`."""
-        self.space.arrays.assign(self.arrays[self.rank][start:stop], self.arrays[source][start:stop])
+    def copy(self, source: Array, targets: Sequence[Array]) -> None:
+        """Stores `source` in every target, block by block where there are several."""
+        if len(targets) == 1:
+            self.arrays.assign(targets[0], source)
+            return
+        count = self.arrays.shape(source)[0]
+        length = max(1, BLOCK_BYTES // self.num_bytes)
+        for a in range(0, count, length):
+            for target in targets:
+                self.arrays.assign(target[a : a + length], source[a : a + length])
 
 
-def all_reduce(near: Neighbours) -> None:
+def all_reduce(near: Neighbours, total: Sum, count: int) -> Waits | None:
     """Each rank reduces its part and stores it everywhere."""
-    size = len(near.arrays)
-    start, stop = part(len(near.arrays[near.rank]), size, near.rank)
-    near.reduce(start, stop, [near.arrays[near.rank], *(near.arrays[rank] for rank in near.others)])
+    start, stop = part(count, len(near.ranks), near.index)
+    pieces = [near.piece(rank, start, stop) for rank in (near.rank, *near.others)]
+    if near.between is not None:
+        return _across(near, total, pieces, near.between)
+    near.reduce(total, pieces, pieces)
+    return None
 
 
-def reduce_scatter(near: Neighbours, start: int, stop: int) -> None:
-    """Each rank reduces its part [start, stop) into `space.target`, which begins at element `space.offset`."""
-    near.reduce(start, stop, [near.space.target], near.space.offset)
+def _across(near: Neighbours, total: Sum, pieces: list[Array], between: Callable[[str, Array], Waits]) -> Waits:
+    """Parts of half types stay in float32 between the nodes, and are rounded once."""
+    arrays, mine = near.arrays, pieces[0]
+    carried = arrays.empty(arrays.shape(mine)[0], total.accumulate) if total.wide else mine
+    if total.wide:
+        arrays.assign(carried, mine)
+    for piece in pieces[1:]:
+        arrays.combine(total.operation, carried, piece)
+    yield from between(total.operation, carried)
+    if total.factor is not None:
+        arrays.scale(carried, total.factor)
+    if total.wide:
+        arrays.assign(mine, carried)
+    near.copy(mine, pieces[1:])
 
 
-def all_gather(near: Neighbours, bounds: Sequence[int]) -> None:
-    """Each rank takes the others' parts."""
+def reduce_scatter(near: Neighbours, total: Sum, start: int, stop: int, target: Array) -> None:
+    """Each rank reduces its part [start, stop) into `target`."""
+    near.reduce(total, [near.piece(rank, start, stop) for rank in (near.rank, *near.others)], [target])
+
+
+def reduce(near: Neighbours, total: Sum, root: int, count: int) -> None:
+    """Each rank reduces its part into the root's array."""
+    start, stop = part(count, len(near.ranks), near.index)
+    at = near.ranks.index(root)
+    order = (*near.ranks[at:], *near.ranks[:at])
+    pieces = [near.piece(rank, start, stop) for rank in order]
+    near.reduce(total, pieces, pieces[:1])
+
+
+def broadcast(near: Neighbours, root: int, count: int) -> None:
+    """Each rank takes its part from the root and stores it everywhere else, so that every core copies."""
+    start, stop = part(count, len(near.ranks), near.index)
+    targets = [near.piece(rank, start, stop) for rank in (near.rank, *near.others) if rank != root]
+    near.copy(near.piece(root, start, stop), targets)
+
+
+def fetch(near: Neighbours, root: int, start: int, stop: int, target: Array) -> None:
+    """Takes elements [start, stop) of the root's array (a scatter)."""
+    if near.rank != root:
+        near.arrays.assign(target, near.piece(root, start, stop))
+
+
+def store(near: Neighbours, root: int, start: int, stop: int, source: Array) -> None:
+    """Stores `source` as elements [start, stop) of the root's array (a gather)."""
+    if near.rank != root:
+        near.arrays.assign(near.piece(root, start, stop), source)
+
+
+def all_gather(near: Neighbours, bounds: Sequence[int], target: Array) -> None:
+    """Each rank shows its own part and takes the others'."""
     for rank in near.others:
-        near.copy(bounds[rank], bounds[rank + 1], rank)
+        start, stop = bounds[rank], bounds[rank + 1]
+        near.arrays.assign(target[start:stop], near.piece(rank, 0, stop - start))
 
+
+def all_to_all(near: Neighbours, offsets: Sequence[int], arriving: Sequence[int], target: Array) -> None:
+    """Each rank takes its block, which begins at element offsets[s] of rank s's array, from every other rank."""
+    for rank in near.others:
+        start, stop = arriving[rank], arriving[rank + 1]
+        near.arrays.assign(target[start:stop], near.piece(rank, offsets[rank], offsets[rank] + stop - start))

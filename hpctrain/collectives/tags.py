@@ -5,9 +5,10 @@ Knows nothing of groups and transports. Tags lie in 0..32735; a group has the re
 
 from __future__ import annotations
 
+from functools import lru_cache
 from zlib import crc32
 
-__all__ = ["tag_of"]
+__all__ = ["fingerprint", "tag_of"]
 
 _NUMBERS, _KINDS = 1023, 32
 
@@ -19,4 +20,10 @@ def tag_of(number: int, title: str, dtype: str = "", count: int = 0) -> int:
     collectives, their messages then do not meet: instead of reading each other's data they wait, and the watchdog tells
     who differs. One pair of different calls in 32 shares its tag; there, different lengths are still an error.
     """
-    return number % _NUMBERS * _KINDS + crc32(f"{title} {dtype} {count}".encode()) % _KINDS
+    return number % _NUMBERS * _KINDS + fingerprint(title, dtype, count) % _KINDS
+
+
+@lru_cache(maxsize=4096)
+def fingerprint(title: str, dtype: str, count: int) -> int:
+    """A number that is different for almost all different calls."""
+    return crc32(f"{title} {dtype} {count}".encode())

@@ -20,9 +20,11 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.choice_file import read_text
 from hpctrain.collectives.choose import Chooser
+from hpctrain.collectives.progress import Progress
 from hpctrain.contracts import Model, Transport
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
+from hpctrain.runtime.cores import crowding
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.oversight import Oversight
@@ -49,6 +51,7 @@ class Context:
         launch: what the launcher promised, or None.
         library: the MPI library, or None in a world of one without MPI.
         warnings: what looked odd about the launch, printed by rank 0.
+        crowding: a sentence for each node whose ranks may run on the same core, printed by rank 0.
         watch: how long this job's ranks may wait for each other.
         recorder: this rank's last collectives and the phase that it is in.
     """
@@ -74,10 +77,13 @@ class Context:
         self.local_rank, core_sets = self._node(allowed)
         self.local_size = len(core_sets)
         host = self._host(allowed) if imitated else (self.local_rank, core_sets)
+        own = crowding(self.host, transport.node_ranks(), core_sets) if self.local_rank == 0 else ""
+        self.crowding = tuple(text for text in self.world.exchange(own) if text)
         if user is None:
             self._threads.count = fair_share(host[1], host[0])
         self._threads.apply_to_loaded(arrays_of)
         self._announce(allowed)
+        self._progress: Progress | None = None
         self._oversight.join(self.world)
 
     @property
@@ -89,6 +95,23 @@ class Context:
     def stop_requested(self) -> bool:
         """Whether this rank got a signal to stop. Local: what to do about it, all ranks decide together."""
         return self.signals.requested
+
+    def progress(self, wanted: bool = True) -> bool:
+        """Whether collectives under way move on by a thread of their own from now on, as `wanted` if possible. Local.
+
+        Holds for the world and for subgroups made from now on. Where the transport bears one thread only (an MPI that
+        grants less than MPI_THREAD_MULTIPLE), they move on in this rank's calls alone, and rank 0 says so.
+        """
+        possible = self.size > 1 and self.world.transport.concurrent
+        if wanted and self.size > 1 and not possible:
+            log.once(f"hpctrain: no progress thread, since {self.library or 'this transport'} grants less than "
+                     "MPI_THREAD_MULTIPLE; collectives under way move on only while a rank is in a call")
+        if (wanted and possible) != (self._progress is not None):
+            if self._progress is not None:
+                self._progress.close()
+            self._progress = Progress() if wanted else None
+            self.world.progress_by(self._progress)
+        return self._progress is not None
 
     def trainer(self, model: Model, **options: Any) -> Trainer:
         """A `hpctrain.runtime.step.Trainer` of `model` on this job; see there for the options. Collective.
@@ -120,6 +143,8 @@ class Context:
             _running.remove(self)
             with contextlib.suppress(ValueError):  # not the main thread
                 self.signals.close()
+            if self._progress is not None:
+                self._progress.close()  # before what it uses
             self.world.close()
             self._oversight.close()
 
@@ -158,7 +183,7 @@ _running: list[Context] = []
 
 
 def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None,
-          ranks_per_node: int | None = None) -> Context:
+          ranks_per_node: int | None = None, progress: bool = True) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
@@ -171,6 +196,7 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
         ranks_per_node: so many consecutive ranks of a node count as a node of their own; the same on all ranks. For
             NUMA domains, between which memory is better not shared, and to imitate several nodes on one, for tests and
             for a choice of algorithms.
+        progress: move collectives under way on by a thread of this process (see `Context.progress`).
 
     Raises:
         ConfigError: `algorithms` is not such a table, `ranks_per_node` no number of ranks, or not the same on all
@@ -185,24 +211,35 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     oversight = Oversight(watch, launch)
     env.complete_home()
     try:
-        from mpi4py import MPI
+        mpi = oversight.mpi_waits_for_all_ranks_to_start(_load_mpi)
     except (ImportError, RuntimeError, OSError) as error:
         _check_ranks_per_node([ranks_per_node])
         transport, library, warnings = _without_mpi(error, launch, strict), None, env.oddities()
     else:
-        library = describe(MPI)
-        warnings = _examine(MPI.COMM_WORLD.Get_size(), launch, library, strict)
-        transport = _with_mpi(MPI, ranks_per_node)
+        library = describe(mpi)
+        warnings = _examine(mpi.COMM_WORLD.Get_size(), launch, library, strict)
+        transport = _with_mpi(mpi, ranks_per_node)
     Threads(1, allowed).restore("MPI")
     context = Context(transport, library, warnings, oversight, imitated=ranks_per_node is not None)
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)
+        if context.crowding:
+            more = len(context.crowding) - 1
+            log.once(f"hpctrain: {context.crowding[0]}" + f" ({more} more nodes are alike)" * (more > 0))
     if algorithms is not None:
         text = context.world.on_root(lambda: read_text(algorithms))
         context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
+    context.progress(progress)
     _running.append(context)
     return context
+
+
+def _load_mpi() -> Any:
+    """Starts MPI. Collective over all ranks."""
+    from mpi4py import MPI
+
+    return MPI
 
 
 def _examine(size: int, launch: env.Launch | None, library: MpiLibrary, strict: bool) -> list[str]:

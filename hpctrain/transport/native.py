@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from hpctrain.contracts import NativeCall, Place
+from hpctrain.contracts import NativeCall
 from hpctrain.dtypes import DTYPES, dtype_of
 from hpctrain.errors import TransportError
 from hpctrain.transport.request import Message, failed
@@ -67,8 +67,8 @@ class MpiNative:
         }
         self._barrier: Callable[[], None] = communicator.Barrier
         self._all_gather_bytes: Callable[..., None] = communicator.Allgather
-        self._place, self._places = array("q", (0, 0)), array("q", (0, 0) * self._size)
-        self._place_out, self._places_in = [self._place, 16, MPI.BYTE], [self._places, 16, MPI.BYTE]
+        self._mine, self._all = array("q", (0, 0, 0)), array("q", (0, 0, 0) * self._size)
+        self._words_out, self._words_in = [self._mine, 24, MPI.BYTE], [self._all, 24, MPI.BYTE]
 
     def offers(self, operation: str, reduction: str, dtype: str, num_bytes: int) -> bool:
         if operation not in self._forms or num_bytes > self._limit:
@@ -95,15 +95,15 @@ class MpiNative:
         except MPI.Exception as error:
             raise failed(self._communicator, error) from error
 
-    def all_gather_places(self, place: Place) -> list[Place]:
-        mine = self._place
-        mine[0], mine[1] = place
+    def all_gather_words(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        out = self._mine
+        out[0], out[1], out[2] = mine
         try:
-            self._all_gather_bytes(self._place_out, self._places_in)
+            self._all_gather_bytes(self._words_out, self._words_in)
         except MPI.Exception as error:
             raise failed(self._communicator, error) from error
-        numbers = iter(self._places.tolist())
-        return list(zip(numbers, numbers))
+        words = iter(self._all.tolist())
+        return list(zip(words, words, words))
 
     def close(self) -> None:
         """Refuses every call from now on; some MPI libraries would return from an all-gather without having begun."""

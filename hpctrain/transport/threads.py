@@ -119,7 +119,7 @@ class _Part:
 
 
 class ThreadsTransport:
-    """See `hpctrain.contracts.Transport`. Used by one thread, the one that is the rank."""
+    """See `hpctrain.contracts.Transport`. Used by the thread that is the rank, and by one that moves its works on."""
 
     name = "threads"
     native: Native | None = None

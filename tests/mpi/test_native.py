@@ -252,9 +252,9 @@ def test_some_ranks_in_place_and_others_not(native: MpiNative, count: int) -> No
 
 def test_places_and_barrier(native: MpiNative) -> None:
     for turn in range(50):
-        places = native.all_gather_places((turn * 10 + RANK, 2**40 + RANK))
-        assert places == [(turn * 10 + r, 2**40 + r) for r in range(SIZE)]
-    assert native.all_gather_places((-1, -1)) == [(-1, -1)] * SIZE
+        places = native.all_gather_words((turn * 10 + RANK, 2**40 + RANK, -RANK))
+        assert places == [(turn * 10 + r, 2**40 + r, -r) for r in range(SIZE)]
+    assert native.all_gather_words((-1, -1, 2**62)) == [(-1, -1, 2**62)] * SIZE
 
 
 @several
@@ -268,7 +268,7 @@ def test_a_barrier_waits_for_all_and_orders_stores() -> None:
         "barrier": transport.native.barrier,
         "run": lambda: go(transport.native, "run", operation="barrier"),
         "start": lambda: go(transport.native, "start", operation="barrier"),
-        "places": lambda: transport.native.all_gather_places(place),
+        "places": lambda: transport.native.all_gather_words((*place, 7)),
     }
     for turn in range(50):
         for barrier in meet.values():
@@ -298,7 +298,7 @@ def test_several_works_at_once_beside_messages() -> None:
     for turn, array in enumerate(arrays):
         same(array, np.full(100, sum(range(SIZE)) + SIZE * turn))
     transport.close()
-    for refused in (transport.native.barrier, lambda: transport.native.all_gather_places((0, 0)),
+    for refused in (transport.native.barrier, lambda: transport.native.all_gather_words((0, 0, 0)),
                     lambda: go(transport.native, "run", operation="barrier"),
                     lambda: go(transport.native, "start", operation="barrier")):
         with pytest.raises(TransportError, match="closed"):
