@@ -48,7 +48,6 @@ class MpiTransport:
         self._communicator = communicator
         self._places = places
         self.message_limit = message_limit
-        self.concurrent = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self.concurrent = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._native = MpiNative(communicator, message_limit) if self.size > 1 else None

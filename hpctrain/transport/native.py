@@ -56,14 +56,14 @@ class MpiNative:
         self._limit = min(message_limit, _COUNT_LIMIT - 1)
         self._rank, self._size = communicator.Get_rank(), communicator.Get_size()
         names = ("Bcast", "Scatter", "Scatterv", "Gather", "Gatherv", "Reduce", "Allreduce", "Reduce_scatter_block",
-                 "Reduce_scatter", "Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Barrier")
+                 "Reduce_scatter", "Allgather", "Allgatherv", "Alltoall", "Alltoallv")
         self._mpi: dict[str, _Ways] = {
             name: (getattr(communicator, name), getattr(communicator, f"I{name.lower()}")) for name in names
         }
         self._forms: dict[str, Callable[[NativeCall], tuple[str, tuple[Any, ...]]]] = {
             "broadcast": self._broadcast, "scatter": self._scatter, "gather": self._gather, "reduce": self._reduce,
             "all_reduce": self._all_reduce, "reduce_scatter": self._reduce_scatter, "all_gather": self._all_gather,
-            "all_to_all": self._all_to_all, "barrier": lambda call: ("Barrier", ()),
+            "all_to_all": self._all_to_all,
         }
         self._barrier: Callable[[], None] = communicator.Barrier
         self._all_gather_bytes: Callable[..., None] = communicator.Allgather

@@ -92,7 +92,6 @@ def test_what_is_offered(native: MpiNative) -> None:
             for operation in ADDING:
                 assert native.offers(operation, reduction, dtype, 100) == ((reduction, dtype) in pairs())
     assert all(native.offers(operation, "", dtype, 0) for operation in MOVING for dtype in DTYPES)
-    assert native.offers("barrier", "", "uint8", 0)
     assert set(ALGORITHMS) == {*ADDING, *MOVING}
     assert not native.offers("scan", "sum", "float32", 4) and not native.offers("broadcast", "", "text", 4)
 
@@ -250,10 +249,10 @@ def test_some_ranks_in_place_and_others_not(native: MpiNative, count: int) -> No
     assert (target.reshape(SIZE, count) == np.arange(SIZE)[:, None]).all()
 
 
-def test_places_and_barrier(native: MpiNative) -> None:
+def test_words_of_all_ranks(native: MpiNative) -> None:
     for turn in range(50):
-        places = native.all_gather_words((turn * 10 + RANK, 2**40 + RANK, -RANK))
-        assert places == [(turn * 10 + r, 2**40 + r, -r) for r in range(SIZE)]
+        words = native.all_gather_words((turn * 10 + RANK, 2**40 + RANK, -RANK))
+        assert words == [(turn * 10 + r, 2**40 + r, -r) for r in range(SIZE)]
     assert native.all_gather_words((-1, -1, 2**62)) == [(-1, -1, 2**62)] * SIZE
 
 
@@ -266,9 +265,7 @@ def test_a_barrier_waits_for_all_and_orders_stores() -> None:
     assert place is not None
     meet: dict[str, Callable[[], Any]] = {
         "barrier": transport.native.barrier,
-        "run": lambda: go(transport.native, "run", operation="barrier"),
-        "start": lambda: go(transport.native, "start", operation="barrier"),
-        "places": lambda: transport.native.all_gather_words((*place, 7)),
+        "words": lambda: transport.native.all_gather_words((*place, 7)),
     }
     for turn in range(50):
         for barrier in meet.values():
@@ -299,7 +296,7 @@ def test_several_works_at_once_beside_messages() -> None:
         same(array, np.full(100, sum(range(SIZE)) + SIZE * turn))
     transport.close()
     for refused in (transport.native.barrier, lambda: transport.native.all_gather_words((0, 0, 0)),
-                    lambda: go(transport.native, "run", operation="barrier"),
-                    lambda: go(transport.native, "start", operation="barrier")):
+                    lambda: go(transport.native, "run", operation="all_gather", target=memory(np.zeros(SIZE))),
+                    lambda: go(transport.native, "start", operation="broadcast", target=memory(np.zeros(1)))):
         with pytest.raises(TransportError, match="closed"):
             refused()
