@@ -207,6 +207,23 @@ def test_while_the_rank_blocks_in_a_queue_only_that_queue_is_left_alone(progress
     assert waiting.finished
 
 
+def test_a_work_that_the_rank_is_told_to_wait_for_is_not_ended_by_the_thread(progress: Progress) -> None:
+    """Else it would stand in the records as blocked for ever."""
+    queue, gate, seen = served(progress), Gate(), []
+
+    def told() -> None:
+        gate.open.set()
+        time.sleep(0.05)
+        seen.append(work.finished)
+
+    work = queue.start(through(gate), before_wait=told)
+    time.sleep(0.01)
+    work.wait()
+    assert seen == [False] and work.finished
+    work.wait()
+    assert len(seen) == 1
+
+
 def test_the_thread_gives_way_to_a_rank_that_waits(progress: Progress) -> None:
     queue, rank, threads = served(progress), threading.get_ident(), []
 
@@ -381,7 +398,7 @@ def test_after_close_works_move_in_the_ranks_calls() -> None:
 
 
 EXIT = """
-import hpctrain.collectives
+import atexit, time
 from hpctrain.collectives.progress import Progress
 from hpctrain.collectives.work import Queue
 
@@ -393,9 +410,10 @@ def steps():
     yield Never()
 
 queue, progress = Queue(), Progress()
+# Runs after what is registered later, as MPI's own end does.
+atexit.register(lambda: progress._thread.is_alive() and print("the thread is still there"))
 queue.progress = progress.serve
 work = queue.start(steps())
-import time
 time.sleep(0.05)
 """
 
