@@ -9,8 +9,8 @@ its last `LENGTH` operations and forgets the others.
     waiting    the rank is blocked until it is done         working    the rank runs the function of an `on_root`
     finished   this rank's part is done
 
-Written by the rank's own thread, read by the watchdog's: a record is complete before it is in the ring. A progress thread
-may call `finished`, for an operation in which the rank is not blocked: what is blocked moves on by the rank alone.
+Written by the rank's own thread, read by the watchdog's: a record is complete before it is in the ring. A progress
+thread may call `finished`, for an operation in which the rank is not blocked: what is blocked, the rank alone moves on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The progress thread in real jobs: on unless said otherwise, silent, gone in time, and off where MPI bears one thread."""
+"""The progress thread in real jobs: on by default, silent, gone in time, and off where MPI bears one thread."""
 
 from __future__ import annotations
 
