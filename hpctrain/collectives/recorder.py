@@ -9,7 +9,8 @@ its last `LENGTH` operations and forgets the others.
     waiting    the rank is blocked until it is done         working    the rank runs the function of an `on_root`
     finished   this rank's part is done
 
-Written by the rank's own thread, read by the watchdog's: a record is complete before it is in the ring.
+Written by the rank's own thread, read by the watchdog's: a record is complete before it is in the ring. A progress
+thread may call `finished`, for an operation in which the rank is not blocked: what is blocked, the rank alone moves on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LENGTH = 128  # operations that each group remembers
 
 
 class Observer(Protocol):
-    """What a group tells about its collectives. Made for one group, used by one thread."""
+    """What a group tells about its collectives. Made for one group; `finished` may come from a progress thread."""
 
     def started(self, operation: str, dtype: str = "", count: int = 0, name: str = "") -> int:
         """A collective begins; gives its sequence number. What is passed, but `name`, is equal on all ranks."""
