@@ -27,6 +27,7 @@ from hpctrain.collectives.workspace import Blocks, Workspace
 from hpctrain.contracts import Array, Arrays, NativeCall, Place
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import MismatchError, UnsupportedError
+from hpctrain.plan.algorithms import check_algorithm
 from hpctrain.plan.steps import Program
 
 __all__ = ["Far", "Job", "barrier", "run", "start", "start_barrier"]
@@ -46,7 +47,8 @@ class Far(NamedTuple):
 class Job:
     """One collective on this rank. `far` takes an algorithm's name, `default` is one for groups without a chooser.
 
-    `at_end` belongs to `near` and `native`; `scale` to `native` alone, before it.
+    `at_end` belongs to `near` and `native`; `scale` to `native` alone, before it. `alone`: what a group of one rank
+    does instead of all this, before `at_end`.
     """
 
     call: Call
@@ -59,6 +61,7 @@ class Job:
     native: Callable[[], NativeCall] | None = None
     scale: AtEnd = None
     default: str | None = None
+    alone: AtEnd = None
 
 
 def run(core: Core, job: Job) -> Any:
@@ -67,15 +70,14 @@ def run(core: Core, job: Job) -> Any:
     Works under way are finished first: a rank that waits for one of them will come only then.
     """
     call, observer = job.call, core.observer
-    taken = _way(core, job, True)
     if observer is None:
         core.queue.drain()
-        _carry_out(core, job, taken)
+        _carry_out(core, job)
         return job.result
     sequence = observer.started(call.title, call.dtype, call.count, call.name)
     observer.waiting(sequence)
     core.queue.drain()
-    _carry_out(core, job, taken)
+    _carry_out(core, job)
     observer.finished(sequence)
     return job.result
 
@@ -85,6 +87,8 @@ def start(core: Core, job: Job) -> QueuedWork:
     call = job.call
     taken = _way(core, job, False)
     tag = core.next_tag(call.title, call.dtype, call.count)
+    if core.size == 1:
+        return core.enqueue(call, _alone(job), job.result)
     if taken.native:
         return core.enqueue(call, _native(core, job), job.result)
     if taken.near:
@@ -139,8 +143,9 @@ def _find_way(core: Core, job: Job, blocking: bool) -> Way:
                                f"in this group; legal are those of hpctrain.plan.algorithms for {call.operation!r}")
     if named == NATIVE:
         return Way("", native=True)
-    if named not in (None, SHARED):
-        return Way(named or "")
+    if named is not None and named != SHARED:
+        check_algorithm(call.operation, named)
+        return Way(named)
     if core.chooser is None:
         large = call.num_bytes >= way.SHARED_BYTES
         return Way(job.default or way.DEFAULTS[call.operation], near=named == SHARED or (near and large))
@@ -180,10 +185,13 @@ def _can_native(core: Core, job: Job) -> bool:
 # The ways -------------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(core: Core, job: Job, taken: Way) -> None:
+def _carry_out(core: Core, job: Job) -> None:
     call, native = job.call, core.transport.native
+    taken = _way(core, job, True)
     tag = core.next_tag(call.title, call.dtype, call.count)
-    if native is not None and (taken.near or taken.native):
+    if core.size == 1:
+        _drive(_alone(job))
+    elif native is not None and (taken.near or taken.native):
         _meet_and_carry_out(core, job, taken, tag)
     elif taken.near:
         _drive(_near_or_far(core, job, taken, tag))
@@ -242,6 +250,13 @@ def _native(core: Core, job: Job) -> Waits:
     for end in (job.scale, job.at_end):
         if end is not None:
             end()
+
+
+def _alone(job: Job) -> Waits:
+    for end in (job.alone, job.at_end):
+        if end is not None:
+            end()
+    yield from ()
 
 
 def _far(core: Core, job: Job, algorithm: str, tag: int) -> None:

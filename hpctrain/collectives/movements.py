@@ -146,7 +146,7 @@ def all_to_all(core: Core, array: Array, counts: Sequence[Sequence[int]] | None,
     dtype = dtype_of(arrays.dtype(array))
     p, rank, length = core.size, core.rank, count_of(arrays, array)
     # In place, the blocks that leave must be read from elsewhere.
-    source = arrays.to_flat(array) if out is array else elements(arrays, array)
+    source = arrays.to_flat(array) if out is array and p > 1 else elements(arrays, array)
     bounds: Sequence[int]
     if counts is None:
         if length % p:
@@ -164,7 +164,8 @@ def all_to_all(core: Core, array: Array, counts: Sequence[Sequence[int]] | None,
     result, output = _whole(core, arrays, out, dtype.name, sum(received))
     call = Call("all_to_all", "all_to_all", dtype.name, total, algorithm, name)
     leaving, arriving = core.bounds(sent), core.bounds(received)
-    arrays.assign(output.flat[arriving[rank] : arriving[rank + 1]], source[leaving[rank] : leaving[rank + 1]])
+    if out is not array or p > 1:
+        arrays.assign(output.flat[arriving[rank] : arriving[rank + 1]], source[leaving[rank] : leaving[rank + 1]])
     memory = arrays.memory(source)
 
     def far(algorithm: str) -> Far:
