@@ -124,12 +124,19 @@ def choose(
 ) -> None:
     """Say which algorithm a collective would take, and why. Needs neither MPI nor a job."""
     from hpctrain.collectives.choose import Chooser
+    from hpctrain.collectives.way import NATIVE, SHARED
 
     if nodes > ranks:
         raise ConfigError(f"--nodes {nodes} is more than --ranks {ranks}; every node has a rank")
     chooser = Chooser() if table is None else Chooser.load(table)
-    choice = chooser.choose(operation, parse_size(size), ranks, nodes, dtype)
-    typer.echo(f"{choice.algorithm}\n{choice.reason}")
+    cases = {"arrays in shared memory": (NATIVE, SHARED), "other arrays": (NATIVE,),
+             "other arrays, asynchronously": ()}
+    said: dict[tuple[str, str], list[str]] = {}
+    for where, ways in cases.items():
+        choice = chooser.choose(operation, parse_size(size), ranks, nodes, dtype, frozenset(ways))
+        said.setdefault((choice.algorithm, choice.reason), []).append(where)
+    for (algorithm, reason), places in said.items():
+        typer.echo(f"{algorithm}: {', '.join(places) if len(said) > 1 else 'wherever arrays lie'}\n    {reason}")
 
 
 def _request(operations: str, dtypes: str, sizes: str, algorithms: str, rounds: int) -> Request:
