@@ -24,37 +24,43 @@ def _from(number: int) -> Range:
     return number, None
 
 
-def _ways(operation: str, num_bytes: int) -> tuple[Row, Row]:
-    """What serves `operation` wherever a transport has it: its library's own call up to `num_bytes`, then memory."""
+def _ways(operation: str, small: int, ordinary: int | None) -> tuple[Row, ...]:
+    """What serves `operation` wherever a transport has it: its library's own call up to `small` bytes, then memory.
+
+    Where arrays are not in shared memory, on one node the library again, up to `ordinary` bytes (None: any).
+    """
+    library = Row(operation, NATIVE, "on one node, not in shared memory: the library has ways of its own to copy there",
+                  bytes=(0, ordinary), nodes=(1, 1))
     return (Row(operation, NATIVE, "small: one call of the library instead of several messages of ours",
-                bytes=_up_to(num_bytes)),
-            Row(operation, SHARED, "on one node: no data in messages, and each element is read where it lies"))
+                bytes=_up_to(small)),
+            Row(operation, SHARED, "on one node: no data in messages, and each element is read where it lies"),
+            *([library] if ordinary != 0 else []))
 
 
 SHIPPED: tuple[Row, ...] = (
-    *_ways("broadcast", 32 * _KIB),
+    *_ways("broadcast", 32 * _KIB, None),
     Row("broadcast", "binomial tree", "small: lg p rounds, each rank in few of them", bytes=_up_to(64 * _KIB)),
     Row("broadcast", "scatter + all-gather", "medium, many ranks: about twice the bytes, but no rank sends more",
         bytes=_up_to(_MIB), ranks=_from(8)),
     Row("broadcast", "ring", "large: pieces follow each other down a chain, so each rank sends the bytes once"),
 
-    *_ways("scatter", 8 * _KIB),
+    *_ways("scatter", 8 * _KIB, None),
     Row("scatter", "binomial tree", "small, many ranks: lg p rounds instead of p - 1 messages from one rank",
         bytes=_up_to(64 * _KIB), ranks=_from(8)),
     Row("scatter", "naive", "straight to the owner: no byte is passed on"),
 
-    *_ways("gather", 8 * _KIB),
+    *_ways("gather", 8 * _KIB, None),
     Row("gather", "binomial tree", "small, many ranks: lg p rounds instead of p - 1 messages to one rank",
         bytes=_up_to(64 * _KIB), ranks=_from(8)),
     Row("gather", "naive", "straight to the root: no byte is passed on"),
 
-    *_ways("reduce", 32 * _KIB),
+    *_ways("reduce", 32 * _KIB, None),
     Row("reduce", "naive", "half sums, few ranks: straight to the root, which adds in float32", ranks=(0, 4),
         dtypes="half"),
     Row("reduce", "binomial tree", "small: lg p rounds", bytes=_up_to(64 * _KIB)),
     Row("reduce", "rabenseifner", "large: every rank adds a part"),
 
-    *_ways("all_reduce", 32 * _KIB),
+    *_ways("all_reduce", 32 * _KIB, 8 * _MIB),
     Row("all_reduce", "naive", "small half sums, few ranks: one round; every rank adds in float32",
         bytes=_up_to(16 * _KIB), ranks=(0, 4), dtypes="half"),
     Row("all_reduce", "recursive doubling", "small half sums: lg p rounds, though in float32 on the wire",
@@ -70,19 +76,19 @@ SHIPPED: tuple[Row, ...] = (
         bytes=_up_to(16 * _MIB), ranks=_from(64)),
     Row("all_reduce", "ring", "large: every link carries the fewest bytes there can be, all the time"),
 
-    *_ways("reduce_scatter", 32 * _KIB),
+    *_ways("reduce_scatter", 32 * _KIB, 0),
     Row("reduce_scatter", "naive", "small, few ranks: all messages under way at once, in one round",
         bytes=_up_to(512 * _KIB), ranks=(0, 8)),
     Row("reduce_scatter", "rabenseifner", "small, many ranks: lg p rounds", bytes=_up_to(256 * _KIB), ranks=_from(9)),
     Row("reduce_scatter", "pairwise", "every part goes straight to its owner, who adds; the input stays as it is"),
 
-    *_ways("all_gather", 8 * _KIB),
+    *_ways("all_gather", 8 * _KIB, None),
     Row("all_gather", "naive", "small, few ranks: all messages under way at once, in one round",
         bytes=_up_to(_MIB), ranks=(0, 8)),
     Row("all_gather", "bruck", "small, many ranks: lg p rounds", bytes=_up_to(64 * _KIB), ranks=_from(9)),
     Row("all_gather", "ring", "large: every link carries the fewest bytes there can be, all the time"),
 
-    *_ways("all_to_all", 8 * _KIB),
+    *_ways("all_to_all", 8 * _KIB, None),
     Row("all_to_all", "naive", "small, few ranks: all messages under way at once, in one round",
         bytes=_up_to(_MIB), ranks=(0, 8)),
     Row("all_to_all", "bruck", "small, many ranks: lg p rounds, though blocks are passed on",

@@ -12,7 +12,7 @@ from hpctrain.collectives import shared
 from hpctrain.collectives.core import Core
 from hpctrain.collectives.jobs import Far, Job
 from hpctrain.collectives.layout import Output, check_out, count_of, elements, to_write
-from hpctrain.collectives.shared import Near
+from hpctrain.collectives.shared import Near, Neighbours
 from hpctrain.collectives.way import Call
 from hpctrain.collectives.workspace import Blocks, Workspace
 from hpctrain.contracts import Array, Arrays, NativeCall
@@ -86,7 +86,8 @@ def scatter(core: Core, out: Array, array: Array | None, root: int, counts: Sequ
 
     return Job(call, arrays, dtype.num_bytes, out, far, take_own,
                Near(memory, lambda near: shared.fetch(near, root, start, stop, output.flat), shown_by=root),
-               lambda: NativeCall("scatter", dtype.name, "", memory, output.memory, root, _uneven(bounds)))
+               lambda: NativeCall("scatter", dtype.name, "", memory, output.memory if whole is None else None, root,
+                                  _uneven(bounds)))
 
 
 def gather(core: Core, part: Array, root: int, counts: Sequence[int] | None, out: Array | None,
@@ -164,21 +165,27 @@ def all_to_all(core: Core, array: Array, counts: Sequence[Sequence[int]] | None,
     result, output = _whole(core, arrays, out, dtype.name, sum(received))
     call = Call("all_to_all", "all_to_all", dtype.name, total, algorithm, name)
     leaving, arriving = core.bounds(sent), core.bounds(received)
-    if out is not array or p > 1:
-        arrays.assign(output.flat[arriving[rank] : arriving[rank + 1]], source[leaving[rank] : leaving[rank + 1]])
     memory = arrays.memory(source)
 
+    def take_own() -> None:
+        if out is not array or p > 1:
+            arrays.assign(output.flat[arriving[rank] : arriving[rank + 1]], source[leaving[rank] : leaving[rank + 1]])
+
     def far(algorithm: str) -> Far:
+        take_own()
         program = core.prepare("all_to_all", algorithm, bounds).program
         size, into = dtype.num_bytes, output.memory
         own = {peer * p + rank: into[arriving[peer] * size : arriving[peer + 1] * size] for peer in range(p)}
         own |= {rank * p + peer: memory[leaving[peer] * size : leaving[peer + 1] * size] for peer in range(p)}
         return Far(program, Blocks(bounds, size, own), output.put_back)
 
-    return Job(call, arrays, dtype.num_bytes, result, far, output.put_back,
-               Near(memory, lambda near: shared.all_to_all(near, offsets, arriving, output.flat)),
+    def move(near: Neighbours) -> None:
+        take_own()
+        shared.all_to_all(near, offsets, arriving, output.flat)
+
+    return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, Near(memory, move),
                lambda: NativeCall("all_to_all", dtype.name, "", memory, output.memory, 0,
-                                  None if counts is None else (sent, received)))
+                                  None if counts is None else (sent, received)), alone=take_own)
 
 
 def _all_gather(core: Core, arrays: Arrays, output: Output, part: memoryview | None, bounds: tuple[int, ...],
