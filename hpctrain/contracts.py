@@ -93,7 +93,8 @@ class Transport(Protocol):
     def allocate(self, num_bytes: int) -> memoryview:
         """Zeroed memory that is best for this transport, aligned to 64 bytes. Collective over the group.
 
-        Every rank asks for the same number. Freed with its last view.
+        Every rank asks for the same number. Freed with its last view. Where the ranks of a node share it, their parts
+        lie one behind the other in rank order, each rounded up to whole pages of `mmap.PAGESIZE`.
         """
 
     @property
@@ -104,7 +105,7 @@ class Transport(Protocol):
         """Where `memory` lies, if inside one allocation that the other ranks of the node see. Local."""
 
     def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
-        """The memory at `place` of `rank`, which is on this node. Local.
+        """The memory at `place` of `rank`, which is on this node, and on into the parts behind it. Local.
 
         Reading and writing it needs no message, but an understanding of who does so when.
         """
@@ -225,8 +226,11 @@ class Model(Protocol):
     def parameter(self, name: str) -> Array:
         """The parameter as the model holds it now, in any layout."""
 
-    def bind(self, name: str, parameter: Array, gradient: Array | None) -> None:
-        """Makes the flat views the home of parameter and gradient (None: frozen). Keeps the parameter's values."""
+    def bind(self, name: str, parameter: Array) -> None:
+        """Makes the flat array the home of the parameter, whose values it takes, cast to the array's dtype.
+
+        From then on the model computes with that dtype. Frozen parameters are bound like the others.
+        """
 
     def buffers(self) -> Mapping[str, Array]:
         """Arrays that are saved but not trained (running statistics), by name; the model's own, not copies."""
@@ -234,12 +238,34 @@ class Model(Protocol):
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
         """Runs one micro-batch; gives (outputs, stash). The last stage's outputs are the numbers (loss_sum, weight)."""
 
-    def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> Any:
-        """Adds the gradient of the stash's loss_sum into the bound gradients; returns the inputs' gradient.
+    def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, Array], None],
+                 scale: float = 1.0) -> Any:
+        """Computes the gradient of scale * (the stash's loss_sum); returns the inputs' gradient.
 
-        Calls `ready(name)` as soon as a parameter's gradient of this backward is complete, in any order, at most once
-        each. A parameter that the loss does not depend on may never be reported.
+        Calls `deliver(name, gradient)` once for each trained parameter that this backward reached, in any order, as
+        soon as its gradient of this backward is complete. The gradient is an array of any layout, which the callee may
+        read and write until it returns; the model keeps nothing of it.
         """
+
+    @property
+    def units(self) -> Sequence[Sequence[str]]:
+        """Names of parameters that are used together, in the model's order; each parameter is in exactly one unit."""
+
+    def watch(self, before: Callable[[int], None], after: Callable[[int], None]) -> None:
+        """From now on every pass, forward and backward, calls `before(u)` before it reads parameters of unit u.
+
+        It calls `after(u)`, once for each `before(u)`, when it will not read them until the next `before(u)`. The order
+        of the calls is the same on all ranks that run the same pass.
+        """
+
+    def open(self, unit: int) -> Sequence[Array]:
+        """Memory that the model lends its closed parameters, in the order of `units[unit]`: flat, values undefined.
+
+        The dtype of each is that of the array it was bound to last.
+        """
+
+    def close(self, unit: int) -> None:
+        """The bound or open parameters of the unit give up their memory. To read one then is an error that says so."""
 
     def rank_state(self) -> dict[str, bytes]:
         """What differs between ranks and is worth saving: states of random generators, by name. Raw bytes."""

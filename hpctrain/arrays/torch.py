@@ -78,8 +78,11 @@ class TorchArrays:
         return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain).view(-1)
 
     def assign(self, target: Array, source: Array) -> None:
-        target = target.detach()
-        target.copy_(source.detach().view(target.shape))
+        target, source = target.detach(), source.detach()
+        if target.is_contiguous():
+            target.view(source.shape).copy_(source)
+        else:
+            target.copy_(source.reshape(target.shape))
 
     def combine(self, operation: str, target: Array, source: Array) -> None:
         if target.dtype in _LENT:

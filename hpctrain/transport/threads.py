@@ -8,12 +8,14 @@ Python's lock keeps threads from being fast.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.contracts import Place
@@ -33,7 +35,7 @@ class _World:
         self.sends: _Posted = defaultdict(deque)
         self.receives: _Posted = defaultdict(deque)
         self.failure: tuple[int, BaseException] | None = None
-        self.allocations: dict[Any, dict[int, memoryview]] = defaultdict(dict)  # (group, number): each rank's memory
+        self.allocations: dict[Any, _Allocation] = {}  # by (group, number)
         self.timeout = timeout
         self.on_abort = on_abort
 
@@ -55,22 +57,37 @@ class _World:
             else:
                 mine[message.route].append(message)
 
-    def share(self, key: Any, rank: int, size: int, memory: memoryview) -> memoryview:
-        """Waits until all ranks of the group have come with their part of an allocation."""
+    def share(self, key: Any, rank: int, size: int, num_bytes: int) -> memoryview:
+        """Waits until all ranks of the group have come for their part of an allocation: one block, cut at pages."""
         deadline = time.monotonic() + self.timeout
+        part = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self.changed:
-            self.allocations[key][rank] = memory
+            if key not in self.allocations:
+                self.allocations[key] = _Allocation(allocate(part * size), part, num_bytes)
+            whole = self.allocations[key]
+            assert whole.num_bytes == num_bytes, "every rank asks for the same number"
+            whole.num_ranks += 1
             self.changed.notify_all()
-            while len(self.allocations[key]) < size:
+            while whole.num_ranks < size:
                 self.check()
                 if not self.changed.wait(deadline - time.monotonic()):
-                    raise TransportError(f"only {len(self.allocations[key])} of {size} ranks came to allocate")
-        return memory
+                    raise TransportError(f"only {whole.num_ranks} of {size} ranks came to allocate")
+        return whole.memory[rank * part : rank * part + num_bytes]
 
     def check(self) -> None:
         if self.failure is not None:
             rank, error = self.failure
             raise TransportError(f"rank {rank} failed: {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class _Allocation:
+    """One block with a part of whole pages for each rank, of which `num_bytes` were asked for."""
+
+    memory: memoryview
+    part: int
+    num_bytes: int
+    num_ranks: int = 0  # that have come
 
 
 class _Message:
@@ -122,7 +139,7 @@ class ThreadsTransport:
 
     def allocate(self, num_bytes: int) -> memoryview:
         self._num_allocations += 1
-        return self._world.share((self._group, self._num_allocations), self.rank, self.size, allocate(num_bytes))
+        return self._world.share((self._group, self._num_allocations), self.rank, self.size, num_bytes)
 
     @property
     def shares(self) -> bool:
@@ -133,15 +150,18 @@ class ThreadsTransport:
             return None
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for number in range(1, self._num_allocations + 1):
-            parts = self._world.allocations[self._group, number]
-            whole = parts[self.rank]
-            offset = address - ctypes.addressof(ctypes.c_char.from_buffer(whole)) if len(whole) else -1
-            if offset >= 0 and offset + len(memory) <= min(len(part) for part in parts.values()):
+            whole = self._world.allocations[self._group, number]
+            if not whole.part:
+                continue
+            offset = address - ctypes.addressof(ctypes.c_char.from_buffer(whole.memory)) - self.rank * whole.part
+            if offset >= 0 and offset + len(memory) <= whole.num_bytes:
                 return number, offset
         return None
 
     def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
-        return self._world.allocations[self._group, place[0]][rank][place[1] : place[1] + num_bytes]
+        whole = self._world.allocations[self._group, place[0]]
+        start = rank * whole.part + place[1]
+        return whole.memory[start : start + num_bytes]
 
     def send(self, data: memoryview, destination: int, tag: int) -> _Message:
         return self._post(data, (self._group, self.rank, destination, tag), destination, self._world.sends)
