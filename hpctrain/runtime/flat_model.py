@@ -6,17 +6,25 @@ Joins Model, Arrays and Transport; decides nothing. All buffers are made here, o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
-from hpctrain.optim.flat import FlatBuffers
 from hpctrain.plan.flat import FlatLayout, flat_layouts
 from hpctrain.plan.placement import Placement
 
-__all__ = ["FlatModel"]
+__all__ = ["FlatBuffers", "FlatModel"]
+
+
+@dataclass(frozen=True)
+class FlatBuffers:
+    """The trained parameters of one dtype and their gradients, laid out alike."""
+
+    layout: FlatLayout
+    parameters: Array
+    gradients: Array
 
 
 class FlatModel:

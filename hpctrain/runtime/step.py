@@ -25,6 +25,7 @@ from hpctrain.optim.clip import gradient_norm, update_scale
 from hpctrain.optim.flat import FlatOptimizer
 from hpctrain.optim.groups import resolve_groups
 from hpctrain.optim.options import Optimizer, ParameterGroup
+from hpctrain.optim.own import OwnBuffer
 from hpctrain.optim.schedule import Constant, Schedule
 from hpctrain.pipeline.executor import execute
 from hpctrain.plan.flat import make_buckets
@@ -87,7 +88,8 @@ class Trainer:
         self._flat = FlatModel(model, self._group)
         trained = [p for p in self._flat.placements if not p.frozen]
         resolved = resolve_groups(trained, optimizer, groups, schedule or Constant())
-        self.optimizer = FlatOptimizer(self._arrays, optimizer, resolved, self._flat.trained)
+        own = [OwnBuffer(b.layout, b.layout.dtype, ((0, b.layout.count),), [b.parameters]) for b in self._flat.trained]
+        self.optimizer = FlatOptimizer(self._arrays, optimizer, resolved, own)
         buckets = [(b.gradients, bucket) for b in self._flat.trained for bucket in make_buckets(b.layout, bucket_bytes)]
         self._reduction = GradientReduction(self._group, buckets)
         self._totals = self._arrays.zeros(5, "float64")
@@ -151,7 +153,7 @@ class Trainer:
         scale = 1.0
         if not skipped:
             scale = update_scale(norm, weight, self._clip_norm)
-            self.optimizer.apply(self.num_updates, scale)
+            self.optimizer.apply(self.num_updates, scale, [[b.gradients] for b in self._flat.trained])
             self.num_updates += 1
         self._gradient_factor = 1 / (scale * weight) if weight else 1.0
         self._count_skips(skipped)

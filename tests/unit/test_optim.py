@@ -36,7 +36,7 @@ def test_bad_options_are_refused(bad: Any) -> None:
 
 
 def test_clipping_is_one_factor() -> None:
-    norm = gradient_norm(sum_of_squares=36.0, weight=2.0)
+    norm = gradient_norm(36.0, 2.0)
     assert norm == 3.0
     assert update_scale(norm, 2.0, None) == 0.5 == update_scale(norm, 2.0, 3.0)
     assert update_scale(norm, 2.0, 1.5) == 0.25
