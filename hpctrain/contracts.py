@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from hpctrain.plan.placement import Placement
 
-__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Request", "Transport", "Work"]
+__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Request", "Transport",
+           "UpdateNumbers", "Work"]
 
 Array = Any  # an array of some library
 
@@ -132,6 +133,29 @@ class Transport(Protocol):
         """Releases what the transport holds. Collective over the group."""
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateNumbers:
+    """One element-wise update as numbers. `rule` names the arithmetic and the meaning of the states.
+
+    adamw  exp_avg, exp_avg_sq: decoupled weight decay (arXiv 1711.05101, algorithm 2), as torch.optim.AdamW
+    adam   exp_avg, exp_avg_sq: weight decay is L2, added to the gradient (arXiv 1412.6980), as torch.optim.Adam
+    sgd    momentum, or nothing where `momentum` is 0: buffer = momentum * buffer + g, L2 in g, as torch.optim.SGD
+
+    `step` counts from 1. `scale` multiplies the gradients first.
+    """
+
+    rule: str
+    lr: float
+    step: int = 1
+    scale: float = 1.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
 class Arrays(Protocol):
     """One array library's way to hold flat buffers and do the arithmetic on them. All calls are local.
 
@@ -182,19 +206,26 @@ class Arrays(Protocol):
     def sum_of_squares(self, array: Array) -> float:
         """Sum of |x|^2 of a flat array, accumulated in float64 or pairwise; inf and nan come through."""
 
-    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
-              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-              weight_decay: float, step: int) -> None:
-        """One AdamW update (arXiv 1711.05101, algorithm 2) of flat ranges, with gradient `scale * gradients`.
+    def abs_sum(self, array: Array) -> float:
+        """Sum of |x| of a flat array, accumulated in float64 or pairwise; inf and nan come through."""
 
-        `step` counts from 1. Leaves the scaled gradient in `gradients`. One pass over memory where possible.
+    def abs_max(self, array: Array) -> float:
+        """Largest |x| of a flat array, 0.0 if it is empty; nan comes through."""
+
+    def update(self, numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence[Array],
+               states: Sequence[Sequence[Array]], copies: Sequence[Array] = ()) -> None:
+        """One update of flat ranges by element-wise arithmetic. One pass over memory where possible.
+
+        masters[i], gradients[i], states[slot][i] and copies[i] have equal lengths; the masters and the states are of
+        one dtype, gradients and copies of any. The gradient is `scale * gradients[i]`, and that is what `gradients`
+        hold afterwards. `copies` (empty: none) receive the updated masters, cast with one rounding.
         """
 
-    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
-            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
-        """One SGD update with (Nesterov) momentum as torch.optim.SGD does it: buffer = mu*buffer + g; L2 decay in g.
+    def orthogonalize(self, matrix: Array, shape: tuple[int, int], num_steps: int) -> None:
+        """Replaces a flat matrix (C order) by about U V^T of its singular value decomposition, in place.
 
-        `step` counts from 1; `momentum` is empty when momentum_factor is 0. Leaves the scaled gradient in `gradients`.
+        Newton-Schulz iteration with the quintic of Muon (3.4445, -4.7750, 2.0315): singular values end in about
+        [0.7, 1.2]. A matrix of zeros stays so.
         """
 
     def set_num_threads(self, count: int) -> None:

@@ -13,7 +13,7 @@ from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError, UnsupportedError
-from hpctrain.optim.flat import OwnBuffer
+from hpctrain.optim.own import OwnBuffer
 from hpctrain.optim.precision import Precision
 from hpctrain.plan.placement import Placement
 from hpctrain.plan.shards import Range
