@@ -90,12 +90,19 @@ class Transport(Protocol):
     rank: int
     size: int
     native: Native | None  # the library's own collectives; the same on all ranks
+    concurrent: bool  # whether two threads of this process may call it at the same time
 
     def allocate(self, num_bytes: int) -> memoryview:
         """Zeroed memory that is best for this transport, aligned to 64 bytes. Collective over the group.
 
-        Every rank asks for the same number. Freed with its last view. Where the ranks of a node share it, their parts
-        lie one behind the other in rank order, each rounded up to whole pages of `mmap.PAGESIZE`.
+        Every rank asks for the same number. Freed with its last view.
+        """
+
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        """Zeroed memory that exists once per node, the same for all of its ranks; None, on all ranks alike: cannot be.
+
+        Collective over the group; every rank asks for the same number, and claims an equal part of the pages. `place`
+        does not know it. Freed with its last view on all ranks.
         """
 
     @property
@@ -106,7 +113,7 @@ class Transport(Protocol):
         """Where `memory` lies, if inside one allocation that the other ranks of the node see. Local."""
 
     def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
-        """The memory at `place` of `rank`, which is on this node, and on into the parts behind it. Local.
+        """The memory at `place` of `rank`, which is on this node. Local.
 
         Reading and writing it needs no message, but an understanding of who does so when.
         """

@@ -19,7 +19,7 @@ from hpctrain.plan.placement import Placement
 from hpctrain.plan.shards import Range
 from hpctrain.zero.gradients import Gradients
 from hpctrain.zero.options import Zero
-from hpctrain.zero.parameters import Parameters, copies_of, shares_memory
+from hpctrain.zero.parameters import Parameters, copies_of, node_memory
 from hpctrain.zero.regions import Region, Types, make_regions
 from hpctrain.zero.units import Units
 
@@ -36,12 +36,16 @@ class FlatModel:
         self.model, self.group, self.zero = model, group, zero
         self.placements: tuple[Placement, ...] = tuple(model.placements)
         _check_same_model(self.placements, group)
-        self.shared = shares_memory(zero, group)
-        spread = zero.stage == 3 and not self.shared
-        self.regions = make_regions(self.placements, model.units, lambda dtype: types_of(precision, dtype), zero,
-                                    spread, group.size, whole_tensors=whole_tensors)
+        def regions(spread: bool) -> tuple[Region, ...]:
+            return make_regions(self.placements, model.units, lambda dtype: types_of(precision, dtype), zero, spread,
+                                group.size, whole_tensors=whole_tensors)
+
+        self.regions = regions(spread=False)
+        memory = node_memory(zero, group, self.regions)
+        if zero.stage == 3 and memory is None:
+            self.regions = regions(spread=True)
         self.trained = tuple(r for r in self.regions if not r.frozen)
-        self.parameters = Parameters(model, group, self.regions, stage=zero.stage, shared=self.shared)
+        self.parameters = Parameters(model, group, self.regions, stage=zero.stage, shared=memory)
         self.units = (Units(model, group, self.regions, self.parameters.held)
                       if any(r.spread for r in self.regions) else None)
         self.gradients = Gradients(group, model.arrays, self.trained, to_all=zero.stage == 0,

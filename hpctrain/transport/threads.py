@@ -7,7 +7,6 @@ Python's lock keeps threads from being fast.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import sys
@@ -18,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.contracts import Place
+from hpctrain.contracts import Native, Place
 from hpctrain.errors import TransportError
 from hpctrain.transport.memory import allocate
+from hpctrain.transport.places import Allocation, Places, Table
 
 __all__ = ["ThreadsTransport", "run_threads", "single"]
 
@@ -35,7 +35,7 @@ class _World:
         self.sends: _Posted = defaultdict(deque)
         self.receives: _Posted = defaultdict(deque)
         self.failure: tuple[int, BaseException] | None = None
-        self.allocations: dict[Any, _Allocation] = {}  # by (group, number)
+        self.allocations: dict[Any, dict[int, _Part]] = defaultdict(dict)  # (group, its allocations so far): by rank
         self.timeout = timeout
         self.on_abort = on_abort
 
@@ -57,37 +57,22 @@ class _World:
             else:
                 mine[message.route].append(message)
 
-    def share(self, key: Any, rank: int, size: int, num_bytes: int) -> memoryview:
-        """Waits until all ranks of the group have come for their part of an allocation: one block, cut at pages."""
+    def share(self, key: Any, rank: int, size: int, part: _Part) -> dict[int, _Part]:
+        """Waits until all ranks of the group have come with their part of an allocation; gives all parts."""
         deadline = time.monotonic() + self.timeout
-        part = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self.changed:
-            if key not in self.allocations:
-                self.allocations[key] = _Allocation(allocate(part * size), part, num_bytes)
-            whole = self.allocations[key]
-            assert whole.num_bytes == num_bytes, "every rank asks for the same number"
-            whole.num_ranks += 1
+            self.allocations[key][rank] = part
             self.changed.notify_all()
-            while whole.num_ranks < size:
+            while len(self.allocations[key]) < size:
                 self.check()
                 if not self.changed.wait(deadline - time.monotonic()):
-                    raise TransportError(f"only {whole.num_ranks} of {size} ranks came to allocate")
-        return whole.memory[rank * part : rank * part + num_bytes]
+                    raise TransportError(f"only {len(self.allocations[key])} of {size} ranks came to allocate")
+            return self.allocations[key]
 
     def check(self) -> None:
         if self.failure is not None:
             rank, error = self.failure
             raise TransportError(f"rank {rank} failed: {type(error).__name__}: {error}") from error
-
-
-@dataclass
-class _Allocation:
-    """One block with a part of whole pages for each rank, of which `num_bytes` were asked for."""
-
-    memory: memoryview
-    part: int
-    num_bytes: int
-    num_ranks: int = 0  # that have come
 
 
 class _Message:
@@ -124,44 +109,61 @@ class _Message:
 _Posted = dict[_Route, deque[_Message]]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One rank's part of an allocation, and the highest number of an allocation that the rank knew then."""
+
+    memory: mmap.mmap
+    num_bytes: int
+    last: int
+
+
 class ThreadsTransport:
-    """See `hpctrain.contracts.Transport`. Used by one thread, the one that is the rank."""
+    """See `hpctrain.contracts.Transport`. Used by the thread that is the rank, and by one that moves its works on."""
 
     name = "threads"
-    native = None
+    native: Native | None = None
+    concurrent = True
 
-    def __init__(self, world: _World, group: tuple[Any, ...], rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self._world, self._group = world, group
+    def __init__(self, world: _World, group: tuple[Any, ...], places: Places, rank: int) -> None:
+        self.rank, self.size = rank, len(places.ranks)
+        self._world, self._group, self._places = world, group, places
         self._num_subgroups = 0
         self._num_allocations = 0
         self._closed = False
 
     def allocate(self, num_bytes: int) -> memoryview:
+        places, table = self._places, self._places.table
+        if not places.possible or num_bytes == 0:
+            return allocate(num_bytes)
         self._num_allocations += 1
-        return self._world.share((self._group, self._num_allocations), self.rank, self.size, num_bytes)
+        memory = mmap.mmap(-1, num_bytes)
+        key = (self._group, self._num_allocations)
+        told = self._world.share(key, self.rank, self.size, _Part(memory, num_bytes, table.last))
+        if len({part.num_bytes for part in told.values()}) > 1:  # offsets would mean different things
+            return memoryview(memory)
+        number = 1 + max(part.last for part in told.values())
+        near = [rank for rank in places.node_ranks if rank != self.rank]
+        parts = {places.ranks[rank]: (told[rank].memory, 0) for rank in near}
+        return table.add(Allocation(number, places.everyone, num_bytes, lambda: memory, parts, {table.rank}))
+
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        if num_bytes == 0 or not self._places.possible:
+            return allocate(num_bytes)
+        self._num_allocations += 1
+        part = _Part(mmap.mmap(-1, num_bytes), num_bytes, self._places.table.last)
+        told = self._world.share((self._group, self._num_allocations), self.rank, self.size, part)
+        return memoryview(told[self._places.node_ranks[0]].memory)
 
     @property
     def shares(self) -> bool:
-        return self._num_allocations > 0
+        return self._places.shares
 
     def place(self, memory: memoryview) -> Place | None:
-        if not len(memory) or memory.readonly:
-            return None
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for number in range(1, self._num_allocations + 1):
-            whole = self._world.allocations[self._group, number]
-            if not whole.part:
-                continue
-            offset = address - ctypes.addressof(ctypes.c_char.from_buffer(whole.memory)) - self.rank * whole.part
-            if offset >= 0 and offset + len(memory) <= whole.num_bytes:
-                return number, offset
-        return None
+        return self._places.place(memory)
 
     def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
-        whole = self._world.allocations[self._group, place[0]]
-        start = rank * whole.part + place[1]
-        return whole.memory[start : start + num_bytes]
+        return self._places.view(rank, place, num_bytes)
 
     def send(self, data: memoryview, destination: int, tag: int) -> _Message:
         return self._post(data, (self._group, self.rank, destination, tag), destination, self._world.sends)
@@ -175,10 +177,11 @@ class ThreadsTransport:
         if self.rank not in ranks:
             return None
         name = (self._group, self._num_subgroups, tuple(ranks))
-        return ThreadsTransport(self._world, name, list(ranks).index(self.rank), len(ranks))
+        rank = list(ranks).index(self.rank)
+        return ThreadsTransport(self._world, name, self._places.subgroup(ranks, rank), rank)
 
     def node_ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.size))
+        return self._places.node_ranks
 
     def abort(self, code: int) -> None:
         if self._world.on_abort is not None:
@@ -212,7 +215,7 @@ def _copy(sent: _Message, received: _Message) -> None:
 
 def single() -> ThreadsTransport:
     """The transport of a process that is alone. `abort` ends the process."""
-    return ThreadsTransport(_World(timeout=60.0, on_abort=_exit), (), 0, 1)
+    return ThreadsTransport(_World(timeout=60.0, on_abort=_exit), (), Places(Table(0), (0,), (0,), 0), 0)
 
 
 def _exit(code: int) -> None:
@@ -221,18 +224,22 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-def run_threads(num_ranks: int, function: Callable[[ThreadsTransport], Any], *, timeout: float = 60.0) -> list[Any]:
+def run_threads(num_ranks: int, function: Callable[[ThreadsTransport], Any], *, timeout: float = 60.0,
+                ranks_per_node: int | None = None) -> list[Any]:
     """Runs `function(transport)` as `num_ranks` ranks, one thread each, and returns their results in rank order.
 
     When a rank fails, all others are woken with TransportError and the error of the rank that failed first is raised.
-    `timeout` (seconds) bounds each wait for a message, so that a test never hangs.
+    `timeout` (seconds) bounds each wait for a message, so that a test never hangs. `ranks_per_node` imitates nodes: so
+    many consecutive ranks count as one, the last few as a smaller one.
     """
     world = _World(timeout)
+    nodes = [rank // (ranks_per_node or num_ranks) for rank in range(num_ranks)]
     results: list[Any] = [None] * num_ranks
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(ThreadsTransport(world, (), rank, num_ranks))
+            places = Places(Table(rank), range(num_ranks), nodes, rank)
+            results[rank] = function(ThreadsTransport(world, (), places, rank))
         except BaseException as error:  # noqa: BLE001 - a rank's end, whatever it is, must reach the others
             world.fail(rank, error)
 

@@ -10,39 +10,38 @@ regions; neither an optimizer nor gradients.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
 
 from hpctrain.collectives import Group
-from hpctrain.contracts import Array, Model, Transport
+from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
 from hpctrain.zero.options import Zero
 from hpctrain.zero.regions import Region
 
-__all__ = ["Parameters", "shares_memory"]
+__all__ = ["Parameters", "copies_of", "node_memory"]
 
 
-def shares_memory(zero: Zero, group: Group) -> bool:
-    """Whether parameters will exist once per node. Collective over the group.
+def node_memory(zero: Zero, group: Group, regions: Sequence[Region]) -> list[memoryview] | None:
+    """Memory for each region that exists once per node, or None: parameters live elsewhere. Collective over the group.
 
     Raises:
         ConfigError: zero.share = "node" where ranks cannot share memory. On all ranks alike.
     """
     if zero.stage < 3 or zero.share == "none":
-        return False
-    if group.size == 1:
-        return True  # nobody to share with: the one copy is here
-    transport = group.transport
-    here = (len(transport.node_ranks()) == group.size
-            and transport.place(transport.allocate(mmap.PAGESIZE)) is not None)
-    if all(group.exchange(here)):
-        return True
+        return None
+    reason = "all ranks on one node"
+    if len(group.transport.node_ranks()) == group.size:
+        sizes = [region.layout.count * dtype_of(region.layout.dtype).num_bytes for region in regions]
+        made = [group.transport.allocate_node(num_bytes) for num_bytes in sizes]
+        memories = [memory for memory in made if memory is not None]
+        if len(memories) == len(regions):
+            return memories
+        reason = "a transport that shares memory, and room in it"
     if zero.share == "node":
-        raise ConfigError("zero.share = 'node' needs all ranks on one node, with a transport that shares its memory; "
-                          "legal here are 'none' or 'auto'")
-    return False
+        raise ConfigError(f"zero.share = 'node' needs {reason}; legal here are 'none' or 'auto'")
+    return None
 
 
 class Parameters:
@@ -50,20 +49,21 @@ class Parameters:
 
     `held[i]` has region i's values in the type the model computes with: the whole buffer, or with `spread` this rank's
     ranges. `masters[i]` has what this rank updates, in the master type: the same memory where that is the same type.
-    Those of frozen regions are the values themselves.
+    Those of frozen regions are the values themselves. `shared` is what `node_memory` gave.
     """
 
-    def __init__(self, model: Model, group: Group, regions: Sequence[Region], *, stage: int, shared: bool) -> None:
+    def __init__(self, model: Model, group: Group, regions: Sequence[Region], *, stage: int,
+                 shared: Sequence[memoryview] | None) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
-        self._regions, self._stage, self._shared = regions, stage, shared and group.size > 1
-        self.held = [self._make_held(region) for region in regions]
+        self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
+        self.held = [self._make_held(region, shared and shared[i]) for i, region in enumerate(regions)]
         self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
         for region, held, master in zip(regions, self.held, self.masters, strict=True):
             self._take_values(region, held, master)
         if self._shared:
             group.barrier()
 
-    def _make_held(self, region: Region) -> Held:
+    def _make_held(self, region: Region, shared: memoryview | None) -> Held:
         transport, layout = self._group.transport, region.layout
         size = dtype_of(layout.dtype).num_bytes
         if region.spread:
@@ -71,7 +71,7 @@ class Parameters:
             largest = max(num_elements(region.shards.owned(rank)) for rank in range(self._group.size))
             memory = transport.allocate(largest * size)[: num_elements(ranges) * size]
             return Held(ranges, self._arrays.from_memory(memory, layout.dtype))
-        memory = (_node_memory if self._shared else _own_memory)(transport, layout.count * size)
+        memory = transport.allocate(layout.count * size) if shared is None else shared
         return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype))
 
     def _make_master(self, region: Region, held: Held) -> Held:
@@ -148,17 +148,3 @@ def copies_of(group: Group, model: Model, region: Region, held: Held) -> Iterato
 
 def _store(model: Model, target: Held, values: Array, span: tuple[int, int], offset: int) -> None:
     model.arrays.assign(target.piece(*span), values[span[0] - offset : span[1] - offset])
-
-
-def _own_memory(transport: Transport, num_bytes: int) -> memoryview:
-    return transport.allocate(num_bytes)
-
-
-def _node_memory(transport: Transport, num_bytes: int) -> memoryview:
-    """One stretch of memory for all ranks of the group, which are on one node; each brings an equal part of it."""
-    part = -(-num_bytes // transport.size) if num_bytes else 0
-    pages = -(-max(1, part) // mmap.PAGESIZE)
-    place = transport.place(transport.allocate(pages * mmap.PAGESIZE))
-    if place is None:
-        raise ConfigError("zero.share = 'node': the transport has no room for shared memory; legal is 'none'")
-    return transport.view(0, (place[0], 0), num_bytes)
