@@ -84,7 +84,7 @@ class FlatModel:
     def gradient_copies(self) -> Iterator[tuple[str, Array]]:
         """(name, flat copy of the gradient in memory: a sum over samples, see `optim.clip`). Collective."""
         for region, held in zip(self.trained, self.gradients.held, strict=True):
-            yield from copies_of(self.group, self.model, region, held)
+            yield from copies_of(self.group, self.model, region, held, owned=self.zero.stage > 0)
 
     @contextmanager
     def gathered(self) -> Iterator[Model]:

@@ -47,9 +47,12 @@ class Held:
         return self.ranges == ((0, shards.layout.count),)
 
 
-def buckets_of(group: Group, arrays: Arrays, shards: Shards, held: Held) -> Iterator[Array]:
-    """All elements of each bucket: a view where it is here, else gathered. Collective over the group."""
-    whole = held.whole(shards)
+def buckets_of(group: Group, arrays: Arrays, shards: Shards, held: Held, *, owned: bool = False) -> Iterator[Array]:
+    """All elements of each bucket: a view where it is here, else gathered. Collective over the group.
+
+    `owned`: of what is here only this rank's own ranges count.
+    """
+    whole = held.whole(shards) and not owned
     for number, bucket in enumerate(shards.buckets):
         if whole:
             yield held.piece(bucket.start, bucket.stop)

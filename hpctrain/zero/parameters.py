@@ -136,10 +136,13 @@ class Parameters:
             yield from copies_of(self._group, self._model, region, held)
 
 
-def copies_of(group: Group, model: Model, region: Region, held: Held) -> Iterator[tuple[str, Array]]:
-    """(name, flat copy) of what `held` has of each parameter of a region. Collective over the group."""
+def copies_of(group: Group, model: Model, region: Region, held: Held, *,
+              owned: bool = False) -> Iterator[tuple[str, Array]]:
+    """(name, flat copy) of what `held` has of each parameter of a region; see `buckets_of`. Collective over the group.
+    """
     home: dict[str, tuple[Array, int]] = {}
-    for bucket, array in zip(region.shards.buckets, buckets_of(group, model.arrays, region.shards, held), strict=True):
+    arrays = buckets_of(group, model.arrays, region.shards, held, owned=owned)
+    for bucket, array in zip(region.shards.buckets, arrays, strict=True):
         home.update(dict.fromkeys(bucket.names, (array, bucket.start)))
     for slot in region.layout.slots:
         array, start = home[slot.name]
