@@ -55,7 +55,8 @@ class Shards:
         return tuple(sorted((start, stop) for start, stop in parts if start < stop))
 
 
-def make_shards(layout: FlatLayout, buckets: Sequence[Bucket], num_ranks: int, *, whole_tensors: bool = False) -> Shards:
+def make_shards(layout: FlatLayout, buckets: Sequence[Bucket], num_ranks: int, *,
+                whole_tensors: bool = False) -> Shards:
     """Shares every bucket out: evenly, or with `whole_tensors` at tensor borders, balanced over all buckets."""
     if not whole_tensors:
         cuts = tuple(tuple(b.start + at for at in split_bounds(b.stop - b.start, num_ranks)) for b in buckets)

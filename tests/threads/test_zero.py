@@ -1,11 +1,7 @@
-"""ZeRO on threads: all stages equal one process and each other, whatever is shared, accumulated, tied, frozen, empty."""
+"""All stages of ZeRO equal one process and each other, whatever is shared, accumulated, tied, frozen or empty."""
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Any
-
-import numpy as np
 import parity
 import pytest
 import torch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from hpctrain.plan.flat import FlatLayout, flat_layouts, make_buckets
@@ -24,7 +26,7 @@ def test_every_element_and_every_empty_tensor_has_one_owner(counts: tuple[int, .
     shards = make_shards(layout, make_buckets(layout, bucket_bytes), num_ranks, whole_tensors=whole_tensors)
     owned = sorted(r for rank in range(num_ranks) for r in shards.owned(rank))
     assert owned[0][0] == 0 and owned[-1][1] == layout.count
-    assert all(a[1] == b[0] for a, b in zip(owned, owned[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(owned))
     assert sum(sum(shards.counts(b)) for b in range(len(shards.buckets))) == layout.count
     pieces = [p for start, stop in owned for p in layout.pieces(start, stop)]
     assert {p.name for p in pieces} == {slot.name for slot in layout.slots}
