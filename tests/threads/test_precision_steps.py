@@ -148,11 +148,12 @@ def test_the_search_leaves_buffers_and_random_numbers_alone() -> None:
 
         def loss(module: Any, x: float) -> tuple[torch.Tensor, float]:
             module.seen += 1
-            return (module.a * x * torch.rand(1)).sum(), 1.0
+            torch.rand(int(module.seen))  # more in a second pass
+            return (module.a * x).sum(), 1.0
 
         trainer = Trainer(context, hpctrain.torch.adapt(module, loss), optimizer=hpctrain.AdamW())
         torch.manual_seed(5)
-        torch.rand(2)
+        torch.rand(1), torch.rand(2)
         expected = torch.rand(1)
         torch.manual_seed(5)
         with pytest.warns(UserWarning, match="rank 0, micro-batch 1: the loss"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,29 @@ def test_half_precision_goes_on_bit_by_bit(tmp_path: Path, before: str) -> None:
     zero = STAGES[before]
     for loaded in run_threads(2, lambda t: second(parity.context_of(t), zero)):
         assert [n for n in truth if not np.array_equal(loaded[n], truth[n])] == []
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_no_rank_goes_on_before_all_have_loaded(tmp_path: Path, name: str) -> None:
+    batches = parity.global_batches(2, 6, torch.float64)
+
+    def run(context: Any) -> None:
+        trainer = make(context, STAGES[name])
+        steps(context, trainer, batches[:1])
+        trainer.save(tmp_path)
+        expected = steps(context, trainer, batches[1:])
+        again = make(context, STAGES[name], fill=3.0)
+        loaded = again._saved._wants
+
+        def late(*args: Any) -> Any:
+            time.sleep(0.05 * (context.rank == 1))
+            return loaded(*args)
+
+        again._saved._wants = late  # type: ignore[method-assign]
+        again.resume(tmp_path)
+        assert steps(context, again, batches[1:]) == pytest.approx(expected, rel=1e-12)
+
+    run_threads(2, lambda t: run(parity.context_of(t)))
 
 
 def test_other_types_take_the_values_over(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,6 +242,31 @@ def test_spread_parameters_are_not_there_outside_of_a_pass() -> None:
         assert {name for name, _ in trainer.parameters()} == before.keys()
 
     run_threads(2, run)
+
+
+def test_the_next_unit_comes_while_this_one_computes() -> None:
+    def run(transport: Any) -> list[str]:
+        network, log = even_network(), list[str]()
+        trainer = Trainer(parity.context_of(transport), network, optimizer=hpctrain.AdamW(),
+                          zero=Zero(3, "none", threshold=0))
+        units = trainer._flat.units
+        assert units is not None
+        for owner, name in ((units, "_start"), (network, "open"), (network, "close")):
+            def noted(unit: int, name: str = name, call: Any = getattr(owner, name)) -> Any:
+                log.append(f"{name.strip('_')} {unit}")
+                return call(unit)
+
+            setattr(owner, name, noted)
+        trainer.step([(np.ones((2, 96)), np.zeros((2, 96)))])
+        del log[:]
+        trainer.step([(np.ones((2, 96)), np.zeros((2, 96)))])
+        return log
+
+    order = (0, 1, 2, 2, 1, 0)
+    expected = ["start 0", "open 0"]
+    for unit, following in pairwise(order):
+        expected += [f"start {following}", f"close {unit}", f"open {following}"]
+    assert run_threads(2, run) == [[*expected, "close 0"]] * 2
 
 
 class Wandering:
