@@ -39,7 +39,7 @@ def update(numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence
             scaled = [gradient.to(p[0].dtype).mul_(numbers.scale) for gradient in g]
         elif fused is not None and g[0].dtype == torch.float32 and numbers.scale not in (0.0, 1.0):
             divisor = torch.tensor(1.0 / numbers.scale, dtype=torch.float32)
-        else:
+        elif numbers.scale != 1.0:
             torch._foreach_mul_(g, numbers.scale)
         if fused is None:
             _plainly(numbers, p, scaled, rest)
