@@ -30,8 +30,10 @@ def update(numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence
     """See `hpctrain.contracts.Arrays.update`."""
     columns = [[t.detach() for t in column] for column in (masters, gradients, *states, *([copies] if copies else []))]
     alike = len({t.dtype for column in columns[: 2 + len(states)] for t in column}) <= 1
-    # torch's one-pass updates are not public and may go away.
-    fused = getattr(torch, f"_fused_{numbers.rule}_", None)
+    # torch's one-pass updates are not public and may go away. That of SGD leaves most of a half-type master unchanged
+    # (seen in torch 2.13).
+    broken = numbers.rule == "sgd" and any(master.element_size() < 4 for master in columns[0])
+    fused = None if broken else getattr(torch, f"_fused_{numbers.rule}_", None)
     size = _UNLIMITED if alike and not copies and fused is not None else _BLOCK * torch.get_num_threads()
     for p, g, *rest in _batches(columns, size):
         scaled, divisor = g, None
