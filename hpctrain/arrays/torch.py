@@ -20,7 +20,7 @@ from hpctrain.errors import UnsupportedError, choices
 
 __all__ = ["TorchArrays"]
 
-_BLOCK = 256 * 1024  # elements; scratch of this size stays in cache
+_BLOCK = 512 * 1024  # elements; scratch of this size stays in cache
 _ROW = 128  # elements whose sum may be carried in float32: right to some 1e-7, where a long running sum drifts by 1e-2
 _TYPES = {name: getattr(torch, name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}

@@ -19,7 +19,7 @@ from hpctrain.contracts import Array, UpdateNumbers
 
 __all__ = ["orthogonalize", "update"]
 
-_BLOCK = 256 * 1024  # elements for each thread: so large that calls cost little, so small that a master is in cache
+_BLOCK = 512 * 1024  # elements for each thread: so large that calls cost little, so small that a master is in cache
 _UNLIMITED = sys.maxsize
 
 Columns = list[list[Tensor]]
