@@ -3,7 +3,7 @@
     node 0   |A0|B0|A1|B1|   ranks 0 (A) and 1 (B) own parts 0, ranks 2 (A) and 3 (B) parts 1
     node 1   |A0|B0|A1|B1|   A0 and A1 pass between ranks 0 and 2, B0 and B1 between ranks 1 and 3
 
-Each rank exchanges with the ranks at its place of the other nodes, and stores what comes in its node's memory. Owns this
+Each rank exchanges with the ranks at its place of the other nodes, and stores what comes in its own node. Owns this
 exchange. Knows regions and groups.
 """
 
