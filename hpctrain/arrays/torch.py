@@ -1,25 +1,27 @@
 """torch tensors in host memory.
 
 Owns the Arrays contract for torch.Tensor. Knows no other array library but NumPy, through which torch shows its memory
-to Python. Nothing here is seen by autograd.
+to Python. Nothing here is seen by autograd. The optimizers' arithmetic is in `torch_optim`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import inf, isnan, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpctrain.contracts import Array
+from hpctrain.arrays import torch_optim
+from hpctrain.contracts import Array, UpdateNumbers
 from hpctrain.dtypes import DTYPES
 from hpctrain.errors import UnsupportedError, choices
 
 __all__ = ["TorchArrays"]
 
-_BLOCK = 64 * 1024  # elements; scratch of this size stays in cache
+_BLOCK = 512 * 1024  # elements; scratch of this size stays in cache
+_ROW = 128  # elements whose sum may be carried in float32: right to some 1e-7, where a long running sum drifts by 1e-2
 _TYPES = {name: getattr(torch, name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _COMBINE: dict[str, Callable[..., Any]] = {
@@ -27,9 +29,10 @@ _COMBINE: dict[str, Callable[..., Any]] = {
     "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
 }
-#: A pairwise sum of float32 squares within these is right to some 1e-7: nothing overflowed, and what underflowed is
-#: negligible.
+#: A sum of float32 squares within these is right to some 1e-7: nothing overflowed, and what underflowed is negligible.
 _NORMAL_SQUARES = (1e-24, 1e38)
+#: A float32 sum below this did not overflow on its way.
+_LARGEST_SUM = 1e38
 #: torch has no arithmetic for these; NumPy has, on the same memory.
 _LENT = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
@@ -78,8 +81,11 @@ class TorchArrays:
         return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain).view(-1)
 
     def assign(self, target: Array, source: Array) -> None:
-        target = target.detach()
-        target.copy_(source.detach().view(target.shape))
+        target, source = target.detach(), source.detach()
+        if target.is_contiguous():
+            target.view(source.shape).copy_(source)
+        else:
+            target.copy_(source.reshape(target.shape))
 
     def combine(self, operation: str, target: Array, source: Array) -> None:
         if target.dtype in _LENT:
@@ -99,85 +105,55 @@ class TorchArrays:
         array.detach().fill_(value)
 
     def sum_of_squares(self, array: Array) -> float:
-        real = torch.view_as_real(array).view(-1) if array.is_complex() else array
         total = 0.0
-        scratch = torch.empty(min(_BLOCK, real.numel()), dtype=real.dtype)
-        for block in real.split(_BLOCK):
-            square = 0.0
-            if block.dtype == torch.float32:
-                # torch sums pairwise; a dot product of a block in float32 would be off by up to 3e-5.
-                square = float(torch.mul(block, block, out=scratch[: block.numel()]).sum())
+        for block in _real(array).split(4 * _BLOCK):  # almost no scratch: fewer calls
+            lengths = _row_lengths(block)
+            square = float(torch.dot(lengths, lengths))
             if not _NORMAL_SQUARES[0] < square < _NORMAL_SQUARES[1]:  # squares may have left float32's range
                 wide = block.double()
                 square = float(torch.dot(wide, wide))
             total += square
         return total
 
-    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
-              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-              weight_decay: float, step: int) -> None:
-        columns = [list(c) for c in (parameters, gradients, exp_avg, exp_avg_sq)]
-        fused = _fused("_fused_adamw_", columns)
-        if fused is None:
-            for p, g, m, v in zip(*map(_blocks, columns), strict=True):
-                _adamw(p, g, m, v, scale, lr, beta1, beta2, eps, weight_decay, step)
-        elif columns[0]:
-            steps = [torch.tensor(float(step))] * len(columns[0])
-            fused(*columns, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps,
-                  amsgrad=False, maximize=False, grad_scale=_divisor(scale, columns[1]), found_inf=None)
+    def abs_sum(self, array: Array) -> float:
+        plain = array.detach()
+        total = 0.0
+        for block in plain.split(_BLOCK):
+            sizes = block.abs()
+            part = float(sizes.sum()) if sizes.dtype == torch.float32 else inf  # torch sums pairwise
+            total += part if part < _LARGEST_SUM else float(sizes.sum(dtype=torch.float64))
+        return total
 
-    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
-            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
-        columns = [list(c) for c in (parameters, gradients, momentum if momentum_factor else parameters)]
-        buffers = columns[2] if momentum_factor else []
-        fused = _fused("_fused_sgd_", columns)
-        if fused is None:
-            for p, g, b in zip(*map(_blocks, columns), strict=True):
-                _sgd(p, g, b if momentum_factor else None, scale, lr, momentum_factor, nesterov, weight_decay)
-        elif columns[0]:
-            fused(columns[0], columns[1], buffers, weight_decay=weight_decay, momentum=momentum_factor, lr=lr,
-                  dampening=0.0, nesterov=nesterov, maximize=False, is_first_step=False,
-                  grad_scale=_divisor(scale, columns[1]), found_inf=None)
+    def abs_max(self, array: Array) -> float:
+        largest = 0.0
+        for block in array.detach().split(_BLOCK) if array.numel() else ():
+            low, high = torch.aminmax(block.abs() if block.is_complex() else block)
+            largest = max(float(-low), float(high), largest)
+            if isnan(low):
+                return nan
+        return largest
+
+    def update(self, numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence[Array],
+               states: Sequence[Sequence[Array]], copies: Sequence[Array] = ()) -> None:
+        torch_optim.update(numbers, masters, gradients, states, copies)
+
+    def orthogonalize(self, matrix: Array, shape: tuple[int, int], num_steps: int) -> None:
+        torch_optim.orthogonalize(matrix, shape, num_steps)
 
     def set_num_threads(self, count: int) -> None:
         torch.set_num_threads(count)
 
 
-def _fused(name: str, columns: list[list[Tensor]]) -> Callable[..., None] | None:
-    """torch's one-pass update, if this torch has it and the types are alike; it is not public and may go away."""
-    alike = len({t.dtype for column in columns for t in column}) <= 1
-    return getattr(torch, name, None) if alike else None
+def _real(array: Tensor) -> Tensor:
+    plain = array.detach()
+    return torch.view_as_real(plain).view(-1) if plain.is_complex() else plain
 
 
-def _divisor(scale: float, gradients: list[Tensor]) -> Tensor | None:
-    """The fused updates divide the gradient by a float32 number; where that is too coarse, scales at once instead."""
-    if scale == 1.0:
-        return None
-    if scale == 0.0 or gradients[0].dtype != torch.float32:
-        for gradient in gradients:
-            gradient.mul_(scale)
-        return None
-    return torch.tensor(1.0 / scale, dtype=torch.float32)
-
-
-def _blocks(tensors: list[Tensor]) -> list[Tensor]:
-    return [block for tensor in tensors for block in tensor.split(_BLOCK)]
-
-
-def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-           weight_decay: float, step: int) -> None:
-    g = g.mul_(scale).to(p.dtype)
-    p.mul_(1 - lr * weight_decay)
-    m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    denominator = v.sqrt().div_(sqrt(1 - beta2**step)).add_(eps)
-    p.addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
-
-
-def _sgd(p: Tensor, g: Tensor, b: Tensor | None, scale: float, lr: float, momentum_factor: float, nesterov: bool,
-         weight_decay: float) -> None:
-    g = g.mul_(scale).to(p.dtype).add(p, alpha=weight_decay)
-    if b is not None:
-        b.mul_(momentum_factor).add_(g)
-        g = g.add_(b, alpha=momentum_factor) if nesterov else b
-    p.add_(g, alpha=-lr)
+def _row_lengths(block: Tensor) -> Tensor:
+    """L2 norms of short rows of `block`, in float64; what is over counts as rows of one element."""
+    if block.dtype == torch.float64:
+        return block
+    single = block.float()
+    border = block.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(single[:border].view(-1, _ROW), dim=1)
+    return torch.cat((rows, single[border:])).double()

@@ -60,11 +60,25 @@ class MpiTransport:
         made = self._node_memory.allocate(num_bytes)
         if isinstance(made, memoryview):
             return made
-        if self.rank == 0:
-            text = f"ranks of one node exchange by messages, since they cannot share memory: {made}"
-            warnings.warn(text, stacklevel=2)
-        self._node_memory = None
+        self._share_no_more(made)
         return allocate(num_bytes)
+
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        if num_bytes == 0 or not self._places.possible:
+            return allocate(num_bytes)
+        if self._node_memory is None:
+            return None
+        made = self._node_memory.allocate_together(num_bytes)
+        if isinstance(made, memoryview):
+            return made
+        self._share_no_more(made)
+        return None
+
+    def _share_no_more(self, reason: str) -> None:
+        if self.rank == 0:
+            text = f"ranks of one node exchange by messages, since they cannot share memory: {reason}"
+            warnings.warn(text, stacklevel=3)
+        self._node_memory = None
 
     @property
     def shares(self) -> bool:

@@ -51,6 +51,27 @@ class NodeMemory:
 
     def allocate(self, num_bytes: int) -> memoryview | str:
         """This rank's part of a new allocation, zeroed; or, on all ranks alike, why there is none. Collective."""
+        places = self._places
+        table = places.table
+        told, mapped = self._make(num_bytes)
+        if isinstance(mapped, str):
+            return mapped
+        if len({t.num_bytes for t in told}) > 1:  # offsets would mean different things
+            return memoryview(mapped.own)[:num_bytes]
+        others = {places.ranks[rank]: (mapped.whole, start)
+                  for rank, start in zip(places.node_ranks, mapped.starts) if rank != self._communicator.rank}
+        holders = {places.ranks[rank] for rank in places.node_ranks}
+        own = weakref.ref(mapped.own, mapped.giving_back())
+        number = 1 + max(t.last for t in told)
+        return table.add(Allocation(number, places.everyone, num_bytes, own, others, holders))
+
+    def allocate_together(self, num_bytes: int) -> memoryview | str:
+        """Memory of `num_bytes` for all ranks of this node, each claiming an equal part; or why there is none."""
+        _, mapped = self._make(-(-num_bytes // len(self._places.node_ranks)))
+        return mapped if isinstance(mapped, str) else memoryview(mapped.whole)[:num_bytes]
+
+    def _make(self, num_bytes: int) -> tuple[list[_Told], _Mapped | str]:
+        """What all ranks told, and this node's new file as mapped here, with a part of `num_bytes` for this rank."""
         comm, places = self._communicator, self._places
         table = places.table
         first = comm.rank == places.node_ranks[0]
@@ -70,16 +91,7 @@ class NodeMemory:
         if first:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-        if problems or mapped is None:
-            return problems[0]
-        if len({t.num_bytes for t in told}) > 1:  # offsets would mean different things
-            return memoryview(mapped.own)[:num_bytes]
-        others = {places.ranks[rank]: (mapped.whole, start)
-                  for rank, start in zip(places.node_ranks, mapped.starts) if rank != comm.rank}
-        holders = {places.ranks[rank] for rank in places.node_ranks}
-        own = weakref.ref(mapped.own, mapped.giving_back())
-        number = 1 + max(t.last for t in told)
-        return table.add(Allocation(number, places.everyone, num_bytes, own, others, holders))
+        return told, problems[0] if problems or mapped is None else mapped
 
     def _create(self) -> tuple[str, str]:
         """(name of a new empty file, ""), or ("", why there is none)."""

@@ -147,6 +147,14 @@ class ThreadsTransport:
         parts = {places.ranks[rank]: (told[rank].memory, 0) for rank in near}
         return table.add(Allocation(number, places.everyone, num_bytes, lambda: memory, parts, {table.rank}))
 
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        if num_bytes == 0 or not self._places.possible:
+            return allocate(num_bytes)
+        self._num_allocations += 1
+        part = _Part(mmap.mmap(-1, num_bytes), num_bytes, self._places.table.last)
+        told = self._world.share((self._group, self._num_allocations), self.rank, self.size, part)
+        return memoryview(told[self._places.node_ranks[0]].memory)
+
     @property
     def shares(self) -> bool:
         return self._places.shares
