@@ -33,20 +33,20 @@ def layer_bytes(batch: int, length: int, width: int, heads: int, *, tensor: int 
 
 
 def num_transformer_parameters(layers: int, width: int) -> int:
-    """12 layers width^2: the matrices of all layers (2104.07857, eq. 1)."""
+    """12 layers width^2: the matrices of all layers (2104.07857, section 3)."""
     return 12 * layers * width**2
 
 
 def checkpoint_bytes(batch: int, length: int, width: int, layers: int, *, interval: int = 1) -> float:
-    """Layer inputs that are kept, one every `interval` layers (2104.07857, eq. 3)."""
+    """Layer inputs that are kept, one every `interval` layers (2104.07857, section 3)."""
     return 2 * batch * length * width * layers / interval
 
 
 def working_state_bytes(width: int) -> int:
-    """The largest operator's parameters and gradients: a width x 4 width matrix (2104.07857, eq. 4)."""
+    """The largest operator's parameters and gradients: a width x 4 width matrix (2104.07857, section 3)."""
     return 4 * width * 4 * width
 
 
 def working_activation_bytes(batch: int, length: int, width: int, heads: int, *, interval: int = 1) -> int:
-    """What is computed again between two checkpoints (2104.07857, eq. 5)."""
+    """What is computed again between two checkpoints (2104.07857, section 3)."""
     return batch * length * interval * (16 * width + 2 * heads * length)

@@ -233,6 +233,6 @@ def bytes_per_parameter(types: StateTypes, partition: Partition) -> float:
 def largest_model(memory: float, types: StateTypes, partition: Partition, *, model_parallel: int = 1) -> float:
     """Parameters of the largest model whose states fit into `memory` bytes a rank, cut over `model_parallel` ranks.
 
-    ZeRO, Table 2, left half. `partition.num_ranks` counts ranks of the data axis.
+    ZeRO, Table 2, the theoretical columns. `partition.num_ranks` counts ranks of the data axis.
     """
     return model_parallel * memory / bytes_per_parameter(types, partition)
