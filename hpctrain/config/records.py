@@ -13,8 +13,8 @@ from typing import Any
 from hpctrain.config.mesh import fill_mesh
 from hpctrain.plan.mesh import Mesh
 
-__all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer", "Run",
-           "Schedule", "option"]
+__all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer",
+           "Precision", "Run", "Schedule", "Zero", "option"]
 
 
 def option(
@@ -106,6 +106,34 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Zero:
+    """What the ranks of the data axis divide among themselves instead of keeping it whole (ZeRO)."""
+
+    stage: int = option(0, "0: nothing; 1: master weights and moments; 2: gradients too; 3: parameters too.",
+                        legal=(0, 1, 2, 3))
+    share: str = option("auto", "At stage 3 the ranks of a node hold one copy of the parameters together (node), or each "
+                        "its part (none); auto: node where they can.", legal=("auto", "node", "none"))
+    threshold: int = option(0, "Parameters of fewer elements stay whole on every rank at stage 3.", low=0)
+    accumulate: str = option("reduce", "Stages 2 and 3 with accumulation: reduce each micro-batch and keep the own part, "
+                             "or keep whole gradients and reduce once (buffer).", legal=("reduce", "buffer"))
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Element types, where they are not run.dtype."""
+
+    compute: str | None = option(None, "Parameters and arithmetic; run.dtype when not given.", legal=_FLOATS)
+    accumulate: str | None = option(None, "Gradients; float32 for half types, else compute, when not given.",
+                                    legal=_FLOATS)
+    reduce: str | None = option(None, "Reduced gradients; precision.accumulate when not given.", legal=_FLOATS)
+    master: str | None = option(None, "Weights that are updated, and moments; float32 for half types, else compute, when "
+                                "not given.", legal=_FLOATS)
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The learning rate over the updates; counts updates only, whatever ranks and accumulation are."""
 
@@ -146,6 +174,8 @@ class Config:
     mesh: MeshAxes = field(default_factory=MeshAxes)
     batch: Batch = field(default_factory=Batch)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    zero: Zero = field(default_factory=Zero)
+    precision: Precision = field(default_factory=Precision)
     schedule: Schedule = field(default_factory=Schedule)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     log: Log = field(default_factory=Log)
@@ -159,5 +189,5 @@ class Config:
 #: Section name -> its record.
 SECTIONS: dict[str, type] = {
     "run": Run, "model": Model, "data": Data, "mesh": MeshAxes, "batch": Batch, "optimizer": Optimizer,
-    "schedule": Schedule, "checkpoint": Checkpoint, "log": Log,
+    "zero": Zero, "precision": Precision, "schedule": Schedule, "checkpoint": Checkpoint, "log": Log,
 }

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError, choices
-from hpctrain.plan.flat import FlatLayout, flat_layouts, make_buckets
+from hpctrain.plan.flat import BUCKET_BYTES, FlatLayout, flat_layouts, make_buckets
 from hpctrain.plan.placement import Placement
 from hpctrain.plan.split import part
 
@@ -88,7 +88,7 @@ class Partition:
     ranks_per_node: int = 1
     threshold: int = 0
     accumulate: str = "reduce"
-    bucket_bytes: int = 8 << 20
+    bucket_bytes: int = BUCKET_BYTES
     num_windows: int = 2
     states: str = "device"
     gradients: str = "device"

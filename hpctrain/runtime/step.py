@@ -27,7 +27,7 @@ from hpctrain.optim.groups import resolve_groups
 from hpctrain.optim.options import Optimizer, ParameterGroup
 from hpctrain.optim.schedule import Constant, Schedule
 from hpctrain.pipeline.executor import execute
-from hpctrain.plan.flat import make_buckets
+from hpctrain.plan.flat import BUCKET_BYTES, make_buckets
 from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads, accumulate
 from hpctrain.plan.split import part
 from hpctrain.runtime.flat_model import FlatModel
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
 
 __all__ = ["Evaluation", "StepResult", "Trainer"]
-
-BUCKET_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)

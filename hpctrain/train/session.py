@@ -7,7 +7,7 @@ is shown. All of it runs under `agree`: a mistake is one error, the same on all 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,7 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
     with world.agree():
         mesh = config.mesh.mesh(context.size)
         check_trainable(mesh)
+        check_stage(config)
         batch = solve_batch(mesh.length("data"), size=config.batch.global_, micro=config.batch.micro,
                             accumulation=config.batch.accumulation)
         optimizer, schedule = make_optimizer(config), make_schedule(config)
@@ -125,6 +126,17 @@ def check_trainable(mesh: Mesh) -> None:
         if axis != "data" and length > 1:
             raise UnsupportedError(f"mesh.{axis} = {length} cannot be trained yet; legal is 1 (training uses the data "
                                    "axis only)")
+
+
+def check_stage(config: Config) -> None:
+    """Refuses memory settings that this release can plan but not run."""
+    if config.zero.stage:
+        raise UnsupportedError(f"zero.stage = {config.zero.stage} cannot be trained yet; legal is 0 (`hpctrain plan` "
+                               "shows the others)")
+    for name, value in asdict(config.precision).items():
+        if value not in (None, config.run.dtype):
+            raise UnsupportedError(f"precision.{name} = {value!r} cannot be trained yet; legal is run.dtype = "
+                                   f"{config.run.dtype!r}")
 
 
 def check_vocabulary(config: Config, store: TokenStore) -> None:

@@ -167,7 +167,7 @@ def test_plan_and_help_load_neither_torch_nor_mpi(folder, script):
     """)
     shown = python([program, "plan", "c.toml", "--ranks", "3"], folder).finish()
     assert shown.code == 0 and "loaded []" in shown.stdout, shown.text
-    for words in ("12 = 4 x 1 x 3", "data 3", "steps per epoch", "bytes of optimizer state"):
+    for words in ("12 = 4 x 1 x 3", "data 3", "steps per epoch", "moments"):
         assert words in shown.stdout, shown.text
     refused = python([program, "plan", "c.toml", "--ranks", "5"], folder).finish()
     assert refused.code == 2 and "12 != micro x 1 x 5" in refused.stderr and "10 or 15" in refused.stderr, refused.text

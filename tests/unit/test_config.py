@@ -57,7 +57,10 @@ def test_config_survives_json():
     ({"mesh": {"tensor": 0}}, ["mesh.tensor = 0", "at least 1"]),
     ({"mesh": {"data": True}}, ["mesh.data = True"]),
     ({"run": 3}, ["[run]", "3"]),
-    ({"zero": {"stage": 1}}, ["[zero]", "unknown"]),
+    ({"zero": {"stage": 4}}, ["zero.stage = 4", "0, 1, 2 or 3"]),
+    ({"zero": {"share": "all"}}, ["zero.share = 'all'", "'auto', 'node' or 'none'"]),
+    ({"precision": {"compute": "float8"}}, ["precision.compute = 'float8'", "'bfloat16'"]),
+    ({"amp": {}}, ["[amp]", "unknown"]),
 ])
 def test_wrong_words_are_refused_and_named(table, words):
     with pytest.raises(ConfigError) as caught:
@@ -91,6 +94,10 @@ def test_an_open_data_axis_takes_the_ranks_that_remain():
 
 def test_described_options_are_a_config_with_all_defaults():
     assert config_from(tomllib.loads(describe_options())) == Config()
+
+
+def test_legal_numbers_are_described_as_numbers():
+    assert "One of: 0, 1, 2, 3." in describe_options() and 'One of: "adamw", "sgd".' in describe_options()
 
 
 def test_configs_load_neither_mpi_nor_arrays():
