@@ -37,7 +37,7 @@ def memory_tables(config: Config, batch: Batch, ranks_per_node: int) -> list[Any
     most, least = (choice(found, key=lambda rank: total(found[rank])) for choice in (max, min))
     t = _types(config).resolve(config.run.dtype)
     memory = _new_table(f"memory a rank, zero.stage = {partition.stage}\nparameters {t.compute}, gradients "
-                        f"{t.accumulate}, master {t.master}", "", f"most: rank {most}", f"least: rank {least}",
+                        f"{t.accumulate}, master {t.master}", "what", f"most: rank {most}", f"least: rank {least}",
                         "B/parameter", "where")
     rows = [(a.name + " (estimate)" * (a.name == "activations"), a.num_bytes, b.num_bytes, WHERE[a.where])
             for a, b in zip(found[most], found[least], strict=True) if a.num_bytes or b.num_bytes]
@@ -57,7 +57,8 @@ def stages_table(config: Config, batch: Batch, ranks_per_node: int) -> Any:
                     for n in numbers for p in (replace(given, num_ranks=n, **changes),)]
              for name, changes in stages.items()}
     power = _power(max(map(max, cells.values())))
-    table = _new_table(f"{UNITS[power]} on the rank with the most, by zero.stage and ranks", "stage", *map(str, numbers))
+    title = f"{UNITS[power]} on the rank with the most, by zero.stage and ranks"
+    table = _new_table(title, "stage", *map(str, numbers))
     for name, row in cells.items():
         table.add_row(name, *(f"{cell / 1024**power:,.2f}" for cell in row))
     return table

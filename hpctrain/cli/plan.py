@@ -28,7 +28,7 @@ def plan(
                                               "not given.")] = None,
     ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks that share a node's memory; matters for "
                                                 "zero.share.")] = 1,
-    stages: Annotated[bool, typer.Option("--stages", help="Also show which stage of ZeRO needs how much memory, for 1 to "
+    stages: Annotated[bool, typer.Option("--stages", help="Also show how much memory each stage of ZeRO needs on 1 to "
                                          "RANKS ranks.")] = False,
 ) -> None:
     """Show mesh, batch, memory and steps of a config. Needs neither MPI nor a GPU."""

@@ -111,11 +111,11 @@ class Zero:
 
     stage: int = option(0, "0: nothing; 1: master weights and moments; 2: gradients too; 3: parameters too.",
                         legal=(0, 1, 2, 3))
-    share: str = option("auto", "At stage 3 the ranks of a node hold one copy of the parameters together (node), or each "
-                        "its part (none); auto: node where they can.", legal=("auto", "node", "none"))
+    share: str = option("auto", "At stage 3 the ranks of a node hold one copy of the parameters together (node), or "
+                        "each its part (none); auto: node where they can.", legal=("auto", "node", "none"))
     threshold: int = option(0, "Parameters of fewer elements stay whole on every rank at stage 3.", low=0)
-    accumulate: str = option("reduce", "Stages 2 and 3 with accumulation: reduce each micro-batch and keep the own part, "
-                             "or keep whole gradients and reduce once (buffer).", legal=("reduce", "buffer"))
+    accumulate: str = option("reduce", "Stages 2 and 3 with accumulation: reduce each micro-batch and keep the own "
+                             "part, or keep whole gradients and reduce once (buffer).", legal=("reduce", "buffer"))
 
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -129,8 +129,8 @@ class Precision:
     accumulate: str | None = option(None, "Gradients; float32 for half types, else compute, when not given.",
                                     legal=_FLOATS)
     reduce: str | None = option(None, "Reduced gradients; precision.accumulate when not given.", legal=_FLOATS)
-    master: str | None = option(None, "Weights that are updated, and moments; float32 for half types, else compute, when "
-                                "not given.", legal=_FLOATS)
+    master: str | None = option(None, "Weights that are updated, and moments; float32 for half types, else compute, "
+                                "when not given.", legal=_FLOATS)
 
 
 @dataclass(frozen=True)

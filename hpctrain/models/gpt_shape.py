@@ -1,7 +1,7 @@
 """The parameters of the GPT by formula: names and shapes, with no array library.
 
-Owns what `hpctrain plan` needs to count a model and its activations on a login node. A test holds it equal to the module
-in `gpt`.
+Owns what `hpctrain plan` needs to count a model and its activations on a login node. A test holds it equal to the
+module in `gpt`.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def by_layout(placements: Iterable[Placement], rank: int, types: StateTypes, par
 
     `units` are names of parameters that are gathered together, in the model's order; see `by_count` for the others.
     """
-    placements = [replace(p, dtype=types.resolve(p.dtype).compute) for p in placements]
+    placements = [replace(p, dtype=types.resolve(p.dtype).compute or p.dtype) for p in placements]
     parts = [(_elements(layout, rank, partition, trained), types.resolve(layout.dtype))
              for trained in (True, False) for layout in flat_layouts(p for p in placements if p.frozen != trained)]
     window = _window(placements, units, partition.threshold) if partition.gathers else 0

@@ -28,9 +28,11 @@ from hpctrain.optim.options import Optimizer, ParameterGroup
 from hpctrain.optim.schedule import Constant, Schedule
 from hpctrain.pipeline.executor import execute
 from hpctrain.plan.flat import BUCKET_BYTES, make_buckets
+from hpctrain.plan.memory import MemoryRow, Partition, StateTypes, by_layout
 from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads, accumulate
 from hpctrain.plan.split import part
 from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.runtime.memory import live, report
 from hpctrain.runtime.saved_state import SavedState
 from hpctrain.runtime.straggler import StepTimes
 from hpctrain.zero.reduction import GradientReduction
@@ -204,6 +206,21 @@ class Trainer:
             copy = self._arrays.to_flat(gradient)
             self._arrays.scale(copy, self._gradient_factor)
             yield name, copy
+
+    def memory_report(self) -> str:
+        """Memory that was planned and that is there, all ranks, as a table; the same on every rank. Collective."""
+        return report(self._group, self._planned_memory(), live(self._arrays, self._held()))
+
+    def _planned_memory(self) -> tuple[MemoryRow, ...]:
+        types = StateTypes(num_moments=len(self.optimizer.state))
+        return by_layout(self._flat.placements, self._group.rank, types, Partition(self._group.size))
+
+    def _held(self) -> Iterator[tuple[str, Array]]:
+        """(row of the memory plan, flat buffer) of all that this rank holds."""
+        for b in self._flat.trained:
+            yield from (("parameters", b.parameters), ("gradients", b.gradients))
+        yield from (("parameters", buffer) for _, buffer in self._flat.frozen)
+        yield from (("moments", state) for slot in self.optimizer.state.values() for state in slot)
 
     def save(self, root: str | Path, *, keep: int = 2, data: dict[str, Any] | None = None) -> Path:
         """Writes a checkpoint of everything, with `data` (JSON values: where the data stands). Collective."""
