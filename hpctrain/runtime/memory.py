@@ -71,7 +71,8 @@ def process() -> Process:
     info = psutil.Process().memory_info()
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return Process(info.rss, getattr(info, "shared", -1), _proportional(Path("/proc/self/smaps_rollup")), peak)
+    return Process(info.rss, getattr(info, "shared", -1), _proportional(Path("/proc/self/smaps_rollup")),
+                   max(info.rss, peak))  # the system brings its peak up to date now and then only
 
 
 def _proportional(rollup: Path) -> float:

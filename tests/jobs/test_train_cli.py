@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import random
 import signal
 
@@ -98,6 +99,8 @@ def test_killed_stopped_and_resumed_on_2_3_1_ranks_is_the_unbroken_run(folder):
     assert "--resume auto" in stopped.stdout
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
     assert not summary["finished"] and summary["ranks"] == 3
+
+    assert re.search(r"^together .* \+0\.0 %$", (folder / "runs/tiny/memory.txt").read_text(), flags=re.MULTILINE)
 
     last = python([*train, "--resume", "auto"], folder, environ=ONE_THREAD).finish()
     assert last.code == 0 and f"resumed at step {summary['steps']} " in last.stdout, last.text
