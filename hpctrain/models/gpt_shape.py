@@ -61,4 +61,5 @@ class GPTShape:
         rotary = self.positions == "rotary"
         layer = (16 + 3 * rotary) * self.width + 4 + self.heads
         ends = 2 * self.width + 2 + self.vocabulary
-        return batch * length * (self.layers * layer + ends) + rotary * length * self.width // self.heads
+        angles = length * self.width // self.heads if rotary and self.layers else 0
+        return batch * length * (self.layers * layer + ends) + angles
