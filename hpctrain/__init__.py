@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.optim.options import SGD, AdamW, ParameterGroup
+from hpctrain.optim.loss_scale import LossScale
+from hpctrain.optim.options import LAMB, SGD, Adam, AdamW, Muon, ParameterGroup
+from hpctrain.optim.precision import Precision
 from hpctrain.optim.schedule import Constant, Plateau, WarmupCosine, WarmupLinear
 from hpctrain.runtime import abort
 from hpctrain.runtime.limits import Watch
+from hpctrain.zero.options import Zero
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
 
-__all__ = ["SGD", "AdamW", "Constant", "ParameterGroup", "Plateau", "WarmupCosine", "WarmupLinear", "Watch",
-           "start"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Constant", "LossScale", "Muon", "ParameterGroup", "Plateau", "Precision",
+           "WarmupCosine", "WarmupLinear", "Watch", "Zero", "start"]
 
 __version__ = "0.1.0"
 

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from hpctrain.plan.placement import Placement
 
-__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Request", "Transport", "Work"]
+__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Request", "Transport",
+           "UpdateNumbers", "Work"]
 
 Array = Any  # an array of some library
 
@@ -89,11 +90,19 @@ class Transport(Protocol):
     rank: int
     size: int
     native: Native | None  # the library's own collectives; the same on all ranks
+    concurrent: bool  # whether two threads of this process may call it at the same time
 
     def allocate(self, num_bytes: int) -> memoryview:
         """Zeroed memory that is best for this transport, aligned to 64 bytes. Collective over the group.
 
         Every rank asks for the same number. Freed with its last view.
+        """
+
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        """Zeroed memory that exists once per node, the same for all of its ranks; None, on all ranks alike: cannot be.
+
+        Collective over the group; every rank asks for the same number, and claims an equal part of the pages. `place`
+        does not know it. Freed with its last view on all ranks.
         """
 
     @property
@@ -129,6 +138,29 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Releases what the transport holds. Collective over the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateNumbers:
+    """One element-wise update as numbers. `rule` names the arithmetic and the meaning of the states.
+
+    adamw  exp_avg, exp_avg_sq: decoupled weight decay (arXiv 1711.05101, algorithm 2), as torch.optim.AdamW
+    adam   exp_avg, exp_avg_sq: weight decay is L2, added to the gradient (arXiv 1412.6980), as torch.optim.Adam
+    sgd    momentum, or nothing where `momentum` is 0: buffer = momentum * buffer + g, L2 in g, as torch.optim.SGD
+
+    `step` counts from 1. `scale` multiplies the gradients first.
+    """
+
+    rule: str
+    lr: float
+    step: int = 1
+    scale: float = 1.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
 
 
 class Arrays(Protocol):
@@ -181,19 +213,26 @@ class Arrays(Protocol):
     def sum_of_squares(self, array: Array) -> float:
         """Sum of |x|^2 of a flat array, accumulated in float64 or pairwise; inf and nan come through."""
 
-    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
-              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-              weight_decay: float, step: int) -> None:
-        """One AdamW update (arXiv 1711.05101, algorithm 2) of flat ranges, with gradient `scale * gradients`.
+    def abs_sum(self, array: Array) -> float:
+        """Sum of |x| of a flat array, accumulated in float64 or pairwise; inf and nan come through."""
 
-        `step` counts from 1. Leaves the scaled gradient in `gradients`. One pass over memory where possible.
+    def abs_max(self, array: Array) -> float:
+        """Largest |x| of a flat array, 0.0 if it is empty; nan comes through."""
+
+    def update(self, numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence[Array],
+               states: Sequence[Sequence[Array]], copies: Sequence[Array] = ()) -> None:
+        """One update of flat ranges by element-wise arithmetic. One pass over memory where possible.
+
+        masters[i], gradients[i], states[slot][i] and copies[i] have equal lengths; the masters and the states are of
+        one dtype, gradients and copies of any. The gradient is `scale * gradients[i]`, and that is what `gradients`
+        hold afterwards. `copies` (empty: none) receive the updated masters, cast with one rounding.
         """
 
-    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
-            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
-        """One SGD update with (Nesterov) momentum as torch.optim.SGD does it: buffer = mu*buffer + g; L2 decay in g.
+    def orthogonalize(self, matrix: Array, shape: tuple[int, int], num_steps: int) -> None:
+        """Replaces a flat matrix (C order) by about U V^T of its singular value decomposition, in place.
 
-        `step` counts from 1; `momentum` is empty when momentum_factor is 0. Leaves the scaled gradient in `gradients`.
+        Newton-Schulz iteration with the quintic of Muon (3.4445, -4.7750, 2.0315): singular values end in about
+        [0.7, 1.2]. A matrix of zeros stays so.
         """
 
     def set_num_threads(self, count: int) -> None:
@@ -225,8 +264,11 @@ class Model(Protocol):
     def parameter(self, name: str) -> Array:
         """The parameter as the model holds it now, in any layout."""
 
-    def bind(self, name: str, parameter: Array, gradient: Array | None) -> None:
-        """Makes the flat views the home of parameter and gradient (None: frozen). Keeps the parameter's values."""
+    def bind(self, name: str, parameter: Array) -> None:
+        """Makes the flat array the home of the parameter, whose values it takes, cast to the array's dtype.
+
+        From then on the model computes with that dtype. Frozen parameters are bound like the others.
+        """
 
     def buffers(self) -> Mapping[str, Array]:
         """Arrays that are saved but not trained (running statistics), by name; the model's own, not copies."""
@@ -234,12 +276,34 @@ class Model(Protocol):
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
         """Runs one micro-batch; gives (outputs, stash). The last stage's outputs are the numbers (loss_sum, weight)."""
 
-    def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> Any:
-        """Adds the gradient of the stash's loss_sum into the bound gradients; returns the inputs' gradient.
+    def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, Array], None],
+                 scale: float = 1.0) -> Any:
+        """Computes the gradient of scale * (the stash's loss_sum); returns the inputs' gradient.
 
-        Calls `ready(name)` as soon as a parameter's gradient of this backward is complete, in any order, at most once
-        each. A parameter that the loss does not depend on may never be reported.
+        Calls `deliver(name, gradient)` once for each trained parameter that this backward reached, in any order, as
+        soon as its gradient of this backward is complete. The gradient is an array of any layout, which the callee may
+        read and write until it returns; the model keeps nothing of it.
         """
+
+    @property
+    def units(self) -> Sequence[Sequence[str]]:
+        """Names of parameters that are used together, in the model's order; each parameter is in exactly one unit."""
+
+    def watch(self, before: Callable[[int], None], after: Callable[[int], None]) -> None:
+        """From now on every pass, forward and backward, calls `before(u)` before it reads parameters of unit u.
+
+        It calls `after(u)`, once for each `before(u)`, when it will not read them until the next `before(u)`. The order
+        of the calls is the same on all ranks that run the same pass.
+        """
+
+    def open(self, unit: int) -> Sequence[Array]:
+        """Memory that the model lends its closed parameters, in the order of `units[unit]`: flat, values undefined.
+
+        The dtype of each is that of the array it was bound to last.
+        """
+
+    def close(self, unit: int) -> None:
+        """The bound or open parameters of the unit give up their memory. To read one then is an error that says so."""
 
     def rank_state(self) -> dict[str, bytes]:
         """What differs between ranks and is worth saving: states of random generators, by name. Raw bytes."""

@@ -127,7 +127,8 @@ def train(context: Any, model: Any, batches: Sequence[Any], accumulation: int, *
             trace.gradients = {n: np.asarray(g) for n, g in trainer.gradients()}
         trace.losses.append(result.loss)
         trace.norms.append(result.gradient_norm)
-    trace.weights = {p.name: np.asarray(model.parameter(p.name)).copy() for p in model.placements}
+    shapes = {p.name: p.shape for p in model.placements}
+    trace.weights = {name: np.asarray(w).reshape(shapes[name]) for name, w in trainer.parameters()}
     return trace
 
 
@@ -163,14 +164,15 @@ def options_of(name: str) -> tuple[Any, Callable[[Any], torch.optim.Optimizer]]:
 
 
 def torch_case(context: Any, optimizer: str, dtype: torch.dtype, accumulation: int, clip_norm: float | None,
-               num_samples: int = 7) -> None:
+               num_samples: int = 7, zero: Any = None) -> None:
     """A torch module through the Trainer equals one process."""
     ours, theirs = options_of(optimizer)
     batches = global_batches(5, num_samples, dtype)
     module = TinyNet(dtype)
     truth = reference(module, torch_loss, batches, theirs(p for p in module.parameters() if p.requires_grad), clip_norm)
     model = hpctrain.torch.adapt(TinyNet(dtype), torch_loss)
-    trace = train(context, model, batches, accumulation, optimizer=ours, clip_norm=clip_norm, bucket_bytes=100)
+    trace = train(context, model, batches, accumulation, optimizer=ours, clip_norm=clip_norm,
+                  zero=zero or hpctrain.Zero(bucket_bytes=100))
     assert_same(trace, truth, 1e-10 if dtype == torch.float64 else 2e-5)
 
 
@@ -208,7 +210,8 @@ def numpy_network(dtype: str) -> Any:
     return n.network(layers, n.cross_entropy)
 
 
-def numpy_case(context: Any, optimizer: str, dtype: str, accumulation: int, clip_norm: float | None) -> None:
+def numpy_case(context: Any, optimizer: str, dtype: str, accumulation: int, clip_norm: float | None,
+               zero: Any = None) -> None:
     """A NumPy network through the same Trainer equals its torch twin in one process."""
     ours, theirs = options_of(optimizer)
     generator = np.random.default_rng(2)
@@ -221,5 +224,6 @@ def numpy_case(context: Any, optimizer: str, dtype: str, accumulation: int, clip
         return torch.nn.functional.cross_entropy(module(x), y, reduction="sum"), len(y)
 
     truth = reference(twin, loss, batches, theirs(twin.values), clip_norm)
-    trace = train(context, network, batches, accumulation, optimizer=ours, clip_norm=clip_norm, bucket_bytes=100)
+    trace = train(context, network, batches, accumulation, optimizer=ours, clip_norm=clip_norm,
+                  zero=zero or hpctrain.Zero(bucket_bytes=100))
     assert_same(trace, truth, 1e-10 if dtype == "float64" else 2e-5)

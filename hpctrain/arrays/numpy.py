@@ -1,19 +1,19 @@
 """NumPy arrays in host memory; bfloat16 by ml_dtypes.
 
 Owns the Arrays contract for numpy.ndarray. Knows no other library. Large operations run in blocks that fit the cache,
-with scratch that is kept, so no temporary as large as the arrays is ever made.
+so no temporary as large as the arrays is ever made. The optimizers' arithmetic is in `numpy_optim`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hpctrain.contracts import Array
+from hpctrain.arrays import numpy_optim
+from hpctrain.contracts import Array, UpdateNumbers
 from hpctrain.dtypes import DTYPES
 from hpctrain.errors import UnsupportedError, choices
 
@@ -99,55 +99,23 @@ class NumpyArrays:
                 total += float(np.dot(wide, wide))
         return total
 
-    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
-              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-              weight_decay: float, step: int) -> None:
-        step_size = lr / (1 - beta1**step)
-        root = math.sqrt(1 - beta2**step)
-        for whole in zip(parameters, gradients, exp_avg, exp_avg_sq, strict=True):
-            work, more = _scratch(whole[0]), _scratch(whole[0])
-            for p, g, m, v in zip(*map(_blocks, whole), strict=True):
-                t, u = work[: p.size], more[: p.size]
-                g *= scale
-                m *= beta1
-                np.multiply(g, 1 - beta1, out=u)
-                m += u
-                np.multiply(g, g, out=t)
-                t *= 1 - beta2
-                v *= beta2
-                v += t
-                # p (1 - lr decay) - step_size m / (sqrt(v) / root + eps)
-                np.sqrt(v, out=t)
-                t /= root
-                t += eps
-                np.divide(m, t, out=t)
-                t *= step_size
-                if weight_decay:
-                    p *= 1 - lr * weight_decay
-                p -= t
+    def abs_sum(self, array: Array) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return sum(float(np.abs(block).sum(dtype=np.float64)) for block in _blocks(array))
 
-    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
-            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
-        buffers = momentum if momentum_factor else parameters  # without momentum the third column is not looked at
-        for whole in zip(parameters, gradients, buffers, strict=True):
-            work, more = _scratch(whole[0]), _scratch(whole[0])
-            for p, g, b in zip(*map(_blocks, whole), strict=True):
-                t, u = work[: p.size], more[: p.size]
-                g *= scale
-                np.copyto(t, g)
-                if weight_decay:
-                    np.multiply(p, weight_decay, out=u)
-                    t += u
-                if momentum_factor:
-                    b *= momentum_factor
-                    b += t
-                    if nesterov:
-                        np.multiply(b, momentum_factor, out=u)
-                        t += u
-                    else:
-                        np.copyto(t, b)
-                t *= lr
-                p -= t
+    def abs_max(self, array: Array) -> float:
+        largest = 0.0
+        for block in _blocks(array):
+            wide = block.astype(np.float32) if array.dtype.itemsize == 2 else block
+            largest = float(np.maximum(largest, np.abs(wide).max()))
+        return largest
+
+    def update(self, numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence[Array],
+               states: Sequence[Sequence[Array]], copies: Sequence[Array] = ()) -> None:
+        numpy_optim.update(numbers, masters, gradients, states, copies)
+
+    def orthogonalize(self, matrix: Array, shape: tuple[int, int], num_steps: int) -> None:
+        numpy_optim.orthogonalize(matrix, shape, num_steps)
 
     def set_num_threads(self, count: int) -> None:
         threadpool_limits(limits=count)
@@ -155,7 +123,3 @@ class NumpyArrays:
 
 def _blocks(array: Array) -> Iterator[Array]:
     return (array[start : start + _BLOCK] for start in range(0, array.size, _BLOCK))
-
-
-def _scratch(like: Array) -> Array:
-    return np.empty(min(_BLOCK, like.size), like.dtype)

@@ -1,19 +1,19 @@
 """torch tensors in host memory.
 
 Owns the Arrays contract for torch.Tensor. Knows no other array library but NumPy, through which torch shows its memory
-to Python. Nothing here is seen by autograd.
+to Python. Nothing here is seen by autograd. The optimizers' arithmetic is in `torch_optim`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import inf, isnan, nan
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hpctrain.contracts import Array
+from hpctrain.arrays import torch_optim
+from hpctrain.contracts import Array, UpdateNumbers
 from hpctrain.dtypes import DTYPES
 from hpctrain.errors import UnsupportedError, choices
 
@@ -30,6 +30,8 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 #: A pairwise sum of float32 squares within these is right to some 1e-7: nothing overflowed, and what underflowed is
 #: negligible.
 _NORMAL_SQUARES = (1e-24, 1e38)
+#: A float32 sum below this did not overflow on its way.
+_LARGEST_SUM = 1e38
 #: torch has no arithmetic for these; NumPy has, on the same memory.
 _LENT = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
@@ -78,8 +80,11 @@ class TorchArrays:
         return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain).view(-1)
 
     def assign(self, target: Array, source: Array) -> None:
-        target = target.detach()
-        target.copy_(source.detach().view(target.shape))
+        target, source = target.detach(), source.detach()
+        if target.is_contiguous():
+            target.view(source.shape).copy_(source)
+        else:
+            target.copy_(source.reshape(target.shape))
 
     def combine(self, operation: str, target: Array, source: Array) -> None:
         if target.dtype in _LENT:
@@ -113,71 +118,28 @@ class TorchArrays:
             total += square
         return total
 
-    def adamw(self, parameters: Sequence[Array], gradients: Sequence[Array], exp_avg: Sequence[Array],
-              exp_avg_sq: Sequence[Array], *, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-              weight_decay: float, step: int) -> None:
-        columns = [list(c) for c in (parameters, gradients, exp_avg, exp_avg_sq)]
-        fused = _fused("_fused_adamw_", columns)
-        if fused is None:
-            for p, g, m, v in zip(*map(_blocks, columns), strict=True):
-                _adamw(p, g, m, v, scale, lr, beta1, beta2, eps, weight_decay, step)
-        elif columns[0]:
-            steps = [torch.tensor(float(step))] * len(columns[0])
-            fused(*columns, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps,
-                  amsgrad=False, maximize=False, grad_scale=_divisor(scale, columns[1]), found_inf=None)
+    def abs_sum(self, array: Array) -> float:
+        total = 0.0
+        for block in array.detach().split(_BLOCK):
+            part = float(block.abs().sum()) if block.dtype == torch.float32 else inf
+            total += part if part < _LARGEST_SUM else float(block.abs().sum(dtype=torch.float64))
+        return total
 
-    def sgd(self, parameters: Sequence[Array], gradients: Sequence[Array], momentum: Sequence[Array], *, scale: float,
-            lr: float, momentum_factor: float, nesterov: bool, weight_decay: float, step: int) -> None:
-        columns = [list(c) for c in (parameters, gradients, momentum if momentum_factor else parameters)]
-        buffers = columns[2] if momentum_factor else []
-        fused = _fused("_fused_sgd_", columns)
-        if fused is None:
-            for p, g, b in zip(*map(_blocks, columns), strict=True):
-                _sgd(p, g, b if momentum_factor else None, scale, lr, momentum_factor, nesterov, weight_decay)
-        elif columns[0]:
-            fused(columns[0], columns[1], buffers, weight_decay=weight_decay, momentum=momentum_factor, lr=lr,
-                  dampening=0.0, nesterov=nesterov, maximize=False, is_first_step=False,
-                  grad_scale=_divisor(scale, columns[1]), found_inf=None)
+    def abs_max(self, array: Array) -> float:
+        largest = 0.0
+        for block in array.detach().split(_BLOCK) if array.numel() else ():
+            low, high = torch.aminmax(block.abs() if block.is_complex() else block)
+            largest = max(float(-low), float(high), largest)
+            if isnan(low):
+                return nan
+        return largest
+
+    def update(self, numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence[Array],
+               states: Sequence[Sequence[Array]], copies: Sequence[Array] = ()) -> None:
+        torch_optim.update(numbers, masters, gradients, states, copies)
+
+    def orthogonalize(self, matrix: Array, shape: tuple[int, int], num_steps: int) -> None:
+        torch_optim.orthogonalize(matrix, shape, num_steps)
 
     def set_num_threads(self, count: int) -> None:
         torch.set_num_threads(count)
-
-
-def _fused(name: str, columns: list[list[Tensor]]) -> Callable[..., None] | None:
-    """torch's one-pass update, if this torch has it and the types are alike; it is not public and may go away."""
-    alike = len({t.dtype for column in columns for t in column}) <= 1
-    return getattr(torch, name, None) if alike else None
-
-
-def _divisor(scale: float, gradients: list[Tensor]) -> Tensor | None:
-    """The fused updates divide the gradient by a float32 number; where that is too coarse, scales at once instead."""
-    if scale == 1.0:
-        return None
-    if scale == 0.0 or gradients[0].dtype != torch.float32:
-        for gradient in gradients:
-            gradient.mul_(scale)
-        return None
-    return torch.tensor(1.0 / scale, dtype=torch.float32)
-
-
-def _blocks(tensors: list[Tensor]) -> list[Tensor]:
-    return [block for tensor in tensors for block in tensor.split(_BLOCK)]
-
-
-def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, scale: float, lr: float, beta1: float, beta2: float, eps: float,
-           weight_decay: float, step: int) -> None:
-    g = g.mul_(scale).to(p.dtype)
-    p.mul_(1 - lr * weight_decay)
-    m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    denominator = v.sqrt().div_(sqrt(1 - beta2**step)).add_(eps)
-    p.addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
-
-
-def _sgd(p: Tensor, g: Tensor, b: Tensor | None, scale: float, lr: float, momentum_factor: float, nesterov: bool,
-         weight_decay: float) -> None:
-    g = g.mul_(scale).to(p.dtype).add(p, alpha=weight_decay)
-    if b is not None:
-        b.mul_(momentum_factor).add_(g)
-        g = g.add_(b, alpha=momentum_factor) if nesterov else b
-    p.add_(g, alpha=-lr)

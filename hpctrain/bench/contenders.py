@@ -1,13 +1,15 @@
-"""What is measured: each collective on buffers of the transport, by hpctrain's algorithms and by MPI's own call.
+"""What is measured: each collective and a message there and back, by hpctrain's algorithms and by MPI's own call.
 
 Owns the operations' calls and their right results: a contender that gives a wrong answer must not win. Every element
-on rank r is (index mod 7) + r, so results are whole numbers.
+on rank r is (index mod 7) + r, so results are whole numbers. `send_recv` is a ping-pong: rank 0 sends the array to rank
+1, which sends it back; all others are idle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,14 @@ __all__ = ["NATIVE", "OPERATIONS", "Case"]
 #: The contender that is MPI's own call.
 NATIVE = "MPI"
 
+Message = Callable[[Any, int], object]  # sends an array to a rank, or receives it from there
 Call = Callable[[], Any]  # does the collective once; returns this rank's result, or None where it has none
 
 
 class Case:
-    """One operation at one size: the buffers of this rank, equal for all contenders. Local to make.
+    """One operation at one size: the buffers of this rank, equal for all contenders. Collective over the group to make.
+
+    Buffers come from the transport, or, where they are to be `ordinary`, from NumPy.
 
     Attributes:
         num_bytes: of the whole array; what was asked for, rounded up to a whole number of elements a rank.
@@ -34,8 +39,8 @@ class Case:
         part: a flat array of one rank's share.
     """
 
-    def __init__(self, group: Group, operation: str, dtype: str, num_bytes: int) -> None:
-        self.group, self.operation, self.dtype = group, OPERATIONS[operation], dtype
+    def __init__(self, group: Group, operation: str, dtype: str, num_bytes: int, *, ordinary: bool = False) -> None:
+        self.group, self.operation, self.dtype, self.ordinary = group, OPERATIONS[operation], dtype, ordinary
         item = dtype_of(dtype).num_bytes
         self.count = -(-num_bytes // (item * group.size)) * group.size
         self.num_bytes = self.count * item
@@ -69,20 +74,33 @@ class Case:
         Raises:
             ArithmeticError: the result is wrong.
         """
-        pattern = (np.arange(self.count) % 7).astype(np.float64)
-        size, rank = self.group.size, self.group.rank
-        self.whole[...] = _as(self.dtype, pattern + rank)
+        self.whole[...] = self._input
         self.other[...] = 0  # what an earlier call left here must not pass for a result
         self.part[...] = self.whole[self.own] if self.operation.sends_part else 0
         self._next_root = 0
-        result, expected = call(), _as(self.dtype, self.operation.expected(pattern, size, rank))
-        # Half types have 8 bits and more for whole numbers; sums of many ranks may need a rounding.
-        tolerance = {"float16": 2.0**-7, "bfloat16": 2.0**-7}.get(self.dtype, 0.0)
-        if result is not None and not np.allclose(_wide(result), _wide(expected), rtol=tolerance, atol=0):
-            raise ArithmeticError(f"rank {rank} has a wrong result: {result[:8]}..., not {expected[:8]}...")
-        self.whole[...] = 0  # what is summed again and again must stay finite
+        try:
+            result, expected = call(), self._expected
+            if result is not None and not _equal(result, expected, self.dtype):
+                raise ArithmeticError(f"rank {self.group.rank} has a wrong result: {result[:8]}..., "
+                                      f"not {expected[:8]}...")
+        finally:
+            self.whole[...] = 0  # what is summed again and again must stay finite
+
+    @cached_property
+    def _pattern(self) -> Any:
+        return np.resize(np.arange(7.0), self.count)
+
+    @cached_property
+    def _input(self) -> Any:
+        return _as(self.dtype, self._pattern + self.group.rank)
+
+    @cached_property
+    def _expected(self) -> Any:
+        return _as(self.dtype, self.operation.expected(self._pattern, self.group.size, self.group.rank))
 
     def _allocate(self, count: int) -> Any:
+        if self.ordinary:
+            return NumpyArrays().zeros(count, self.dtype)
         memory = self.group.transport.allocate(count * dtype_of(self.dtype).num_bytes)
         return NumpyArrays().from_memory(memory, self.dtype)
 
@@ -216,6 +234,32 @@ def _all_to_all_native(case: Case, native: _Native) -> Call:
     return _giving(lambda: native.comm.Alltoall(native.raw(case.whole), native.raw(case.other)), case.other)
 
 
+def _send_recv(case: Case, algorithm: str | None) -> Call:
+    return _there_and_back(case, case.group.send, case.group.recv)
+
+
+def _send_recv_native(case: Case, native: _Native) -> Call:
+    comm = native.comm
+    return _there_and_back(case, lambda array, to: comm.Send(native.raw(array), to),
+                           lambda array, source: comm.Recv(native.raw(array), source))
+
+
+def _there_and_back(case: Case, send: Message, recv: Message) -> Call:
+    """A ping-pong by blocking calls; rank 0 and 1 end with rank 0's array in `other`."""
+
+    def ping() -> Any:
+        send(case.whole, 1)
+        recv(case.other, 1)
+        return case.other
+
+    def pong() -> Any:
+        recv(case.other, 0)
+        send(case.other, 0)
+        return case.other
+
+    return {0: ping, 1: pong}.get(case.group.rank, lambda: None) if case.group.size > 1 else lambda: None
+
+
 def _giving(call: Callable[[], object], result: Any) -> Call:
     """A call that returns the array that it wrote."""
 
@@ -232,9 +276,11 @@ def _as(dtype: str, values: Any) -> Any:
     return values.astype(np.int64).astype(target) if dtype_of(dtype).kind in ("int", "bool") else values.astype(target)
 
 
-def _wide(array: Any) -> Any:
-    """For comparisons, which half types do not offer."""
-    return np.asarray(array).astype(np.complex128)
+def _equal(result: Any, expected: Any, dtype: str) -> bool:
+    """Half types have 8 bits and more for whole numbers; sums of many ranks may need a rounding."""
+    if dtype not in ("float16", "bfloat16"):
+        return bool(np.array_equal(result, expected))
+    return bool(np.allclose(result.astype(np.float32), expected.astype(np.float32), rtol=2.0**-7, atol=0))
 
 
 def _sum(pattern: Any, size: int, rank: int) -> Any:
@@ -263,4 +309,5 @@ OPERATIONS: dict[str, _Operation] = {
     "reduce": _Operation(_reduce, _reduce_native, _sum),
     "scatter": _Operation(_scatter, _scatter_native, _own),
     "gather": _Operation(_gather, _gather_native, _gathered, sends_part=True),
+    "send_recv": _Operation(_send_recv, _send_recv_native, lambda x, p, r: x),
 }

@@ -46,9 +46,12 @@ class Measured:
 
 
 def bus_factor(operation: str, num_ranks: int) -> float:
-    """What nccl-tests multiplies size / time with: the share of the array that passes each rank's link."""
+    """What nccl-tests multiplies size / time with: the share of the array that passes each rank's link.
+
+    Of a message there and back, both ways count.
+    """
     part = (num_ranks - 1) / num_ranks
-    factors = {"all_reduce": 2 * part, "broadcast": 1.0, "reduce": 1.0}
+    factors = {"all_reduce": 2 * part, "broadcast": 1.0, "reduce": 1.0, "send_recv": 2.0 * (num_ranks > 1)}
     return factors.get(operation, part)
 
 

@@ -13,6 +13,7 @@ from hpctrain.bench.contenders import NATIVE, OPERATIONS, Case
 from hpctrain.bench.figures import Measured
 from hpctrain.bench.measure import alternate, copy_seconds
 from hpctrain.collectives import Group
+from hpctrain.collectives.choose import ways
 from hpctrain.dtypes import DTYPES
 from hpctrain.errors import ConfigError, UnsupportedError, choices, nearest
 from hpctrain.plan.algorithms import ALGORITHMS
@@ -25,7 +26,7 @@ CHOSEN = "chosen"
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. `algorithms` are names of algorithms, "chosen", or nothing for all there are.
+    """What to measure. `algorithms` are names of algorithms, "chosen", "MPI", or nothing for all there are.
 
     Raises:
         ConfigError: a word that is not known, naming the legal ones.
@@ -38,7 +39,7 @@ class Request:
     rounds: int = 11
 
     def __post_init__(self) -> None:
-        everything = dict.fromkeys([CHOSEN, NATIVE, *(name for names in ALGORITHMS.values() for name in names)])
+        everything = dict.fromkeys([CHOSEN, NATIVE, *(name for operation in ALGORITHMS for name in ways(operation))])
         for option, given, legal in (("operations", self.operations, OPERATIONS), ("dtypes", self.dtypes, DTYPES),
                                      ("algorithms", self.algorithms, everything)):
             for word in given:
@@ -48,7 +49,7 @@ class Request:
 
     def algorithms_of(self, operation: str) -> list[str]:
         """hpctrain's contenders for an operation, in the order of the picture's legend."""
-        everything = [CHOSEN, *ALGORITHMS[operation]]
+        everything = [CHOSEN, *(ways(operation) if operation in ALGORITHMS else ())]  # a message has one way only
         return [name for name in everything if not self.algorithms or name in self.algorithms]
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from math import isqrt, log
+from math import inf, isqrt, log
 
 from hpctrain.bench.figures import Measured, shown_bytes
 from hpctrain.collectives.choice_row import ACROSS_NODES, REDUCING, Row, is_half
-from hpctrain.collectives.choose import Chooser
-from hpctrain.plan.algorithms import ALGORITHMS
+from hpctrain.collectives.choose import Chooser, ways
 
 __all__ = ["SWITCH_GAIN", "merge", "tuned_rows", "winners"]
 
@@ -24,7 +23,8 @@ SWITCH_GAIN = 1.15
 def winners(seconds: Sequence[dict[str, float]], incumbent: str, gain: float = SWITCH_GAIN) -> list[str]:
     """The algorithm for each size: the way through the sizes with the least sum of log(time) + log(gain) x changes.
 
-    `seconds` holds one {algorithm: median} a size, ascending, with the same algorithms in each.
+    `seconds` holds one {algorithm: median} a size, ascending, with the same algorithms in each; inf where one is not
+    offered.
     """
     price = log(gain)
     # best[a]: cost of the best way to this size that ends with algorithm a, and that way.
@@ -43,11 +43,11 @@ def tuned_rows(measured: Sequence[Measured], num_nodes: int) -> list[Row]:
     Ranges meet half way (geometrically) between two sizes; the first begins at 0 and the last has no end.
     """
     first = measured[0]
-    names = [name for name in ALGORITHMS[first.operation] if all(name in one.times for one in measured)
+    names = [name for name in ways(first.operation) if any(name in one.times for one in measured)
              and (num_nodes > 1 or name not in ACROSS_NODES)]
     if not names:
         return []
-    seconds = [{name: statistics.median(one.times[name]) for name in names} for one in measured]
+    seconds = [{name: statistics.median(one.times.get(name, [inf])) for name in names} for one in measured]
     shipped = Chooser().choose(first.operation, first.num_bytes, first.num_ranks, num_nodes, first.dtype).algorithm
     chosen = winners(seconds, shipped)
     dtypes = "any" if first.operation not in REDUCING else "half" if is_half(first.dtype) else "plain"
@@ -83,6 +83,7 @@ def _between(smaller: Measured, larger: Measured) -> int:
 
 
 def _reason(one: Measured, algorithm: str, seconds: dict[str, float]) -> str:
-    others = sorted((time, name) for name, time in seconds.items() if name != algorithm)
+    others = sorted((time, name) for name, time in seconds.items()
+                    if name != algorithm and time < inf)
     next_best = f", next {others[0][1]} {1e6 * others[0][0]:.4g} us" if others else ""
     return f"measured at {shown_bytes(one.num_bytes)}: {1e6 * seconds[algorithm]:.4g} us{next_best}"

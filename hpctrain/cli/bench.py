@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, choices
 
 if TYPE_CHECKING:
     from hpctrain.bench.figures import Measured
@@ -94,8 +94,11 @@ def tune(
     from hpctrain.bench.survey import survey
     from hpctrain.bench.tune import tuned_rows
     from hpctrain.collectives.choice_row import REDUCING
+    from hpctrain.plan.algorithms import ALGORITHMS
 
-    request = _request(operations, "float32", sizes, "", rounds)
+    request = _request(operations or ",".join(ALGORITHMS), "float32", sizes, "", rounds)
+    if without := [operation for operation in request.operations if operation not in ALGORITHMS]:
+        raise ConfigError(f"--operations: {without[0]!r} has one way only; legal are {choices(ALGORITHMS)}")
     adding = [operation for operation in request.operations if operation in REDUCING]
     halves = replace(request, operations=tuple(adding), dtypes=("bfloat16",))
     context = _start()
@@ -158,30 +161,24 @@ def _words(text: str) -> list[str]:
 
 
 def _start() -> Context:
-    """The job; says how busy the machine is, and once where ranks share a core. Collective over all ranks."""
+    """The job; says how busy the machine is. Collective over all ranks."""
     from hpctrain import log
-    from hpctrain.cli.doctor import core_warnings
     from hpctrain.runtime.context import start
-    from hpctrain.runtime.threads import allowed_cores
 
-    context = start()
+    context = start()  # says where ranks share a core: times are then those of ranks that wait for each other
     load = os.getloadavg()[0]  # of the minute before: what else runs here
     log.once(f"load average before measuring: {load:.2f} on {os.cpu_count()} cores")
-    for line in core_warnings(context.world.exchange([context.host, sorted(allowed_cores())])):
-        if context.rank == 0:
-            log.once(f"{line}. Times below are those of ranks that wait for each other's core", level=log.WARNING)
     return context
 
 
 def _draw(request: Request, num_ranks: int, num_nodes: int) -> None:
     """The plans as text, each on a vector of two elements a rank."""
-    from hpctrain.bench.survey import CHOSEN
-    from hpctrain.plan.algorithms import make_plan
+    from hpctrain.plan.algorithms import ALGORITHMS, make_plan
     from hpctrain.plan.draw import draw
 
     for operation in request.operations:
         for algorithm in request.algorithms_of(operation):
-            if algorithm != CHOSEN:
+            if algorithm in ALGORITHMS.get(operation, ()):
                 node_size = -(-num_ranks // num_nodes)
                 typer.echo(draw(make_plan(operation, algorithm, num_ranks, 2 * num_ranks, node_size=node_size)) + "\n")
 

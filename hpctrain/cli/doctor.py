@@ -10,14 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from hpctrain import env
+from hpctrain.runtime.cores import spans
 
-__all__ = ["core_warnings", "doctor", "mpirun_warning", "rows"]
+__all__ = ["doctor", "mpirun_warning", "rows"]
 
 #: Files whose presence says that a GPU driver is there (NVIDIA, AMD).
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd")
@@ -35,7 +35,7 @@ def doctor() -> None:
     facts = _facts(context)
     everybody = context.world.exchange(facts)
     if context.rank == 0 and first:
-        warnings = [*context.warnings, *core_warnings([(f["host"], f["_cores"]) for f in everybody])]
+        warnings = [*context.warnings, *context.crowding]
         if context.library is not None:
             warnings += mpirun_warning(mpirun, context.library.vendor)
         found = " of ".join(part for part in mpirun if part) or "none"
@@ -47,43 +47,12 @@ def rows(everybody: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     """The table: (fact, value, ranks that see it so), each distinct value once. Pure."""
     result = []
     for name in everybody[0]:
-        if name.startswith("_"):
-            continue
         ranks_of: dict[str, list[int]] = {}
         for rank, facts in enumerate(everybody):
             ranks_of.setdefault(facts[name], []).append(rank)
         for value, ranks in ranks_of.items():
             result.append((name, value, "all" if len(ranks) == len(everybody) else spans(ranks)))
     return result
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """`0-2,5` for 0, 1, 2, 5; `none` for nothing. Pure."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
-
-
-def core_warnings(places: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
-    """One sentence for each host on which some rank has less than one core for itself; (host, cores) a rank. Pure."""
-    warnings = []
-    for host in dict.fromkeys(host for host, _ in places):
-        users: dict[int, int] = {}
-        for name, cores in places:
-            for core in cores if name == host else ():
-                users[core] = users.get(core, 0) + 1
-        crowded = [rank for rank, (name, cores) in enumerate(places)
-                   if name == host and sum((Fraction(1, users[core]) for core in cores), Fraction(0)) < 1]
-        if crowded:
-            warnings.append(
-                f"ranks {spans(crowded)} on {host} share cores {spans(sorted(users))} and get less than one each: "
-                "start fewer ranks a node, or bind them apart (mpirun --bind-to core, srun --cpus-per-task=1 "
-                "--cpu-bind=cores)")
-    return warnings
 
 
 def mpirun_warning(mpirun: tuple[str, str], vendor: str) -> list[str]:
@@ -96,10 +65,9 @@ def mpirun_warning(mpirun: tuple[str, str], vendor: str) -> list[str]:
 
 
 def _facts(context: Any) -> dict[str, Any]:
-    """What this rank sees, as text; names with an underscore are not shown. Local."""
+    """What this rank sees, as text. Local."""
     from hpctrain.runtime.threads import allowed_cores
 
-    cores = sorted(allowed_cores())
     launch, library = context.launch, context.library
     promise = "none (plain python)" if launch is None else f"{launch.launcher}, {launch.evidence}"
     return {
@@ -109,7 +77,7 @@ def _facts(context: Any) -> dict[str, Any]:
         "MPI": "none" if library is None else str(library),
         "MPI threads": "" if library is None else _thread_level(),
         "mpi4py": _version("mpi4py"),
-        "allowed cores": spans(cores),
+        "allowed cores": spans(allowed_cores()),
         "threads a rank": str(context.threads),
         "python": f"{sys.version.split()[0]} ({sys.executable})",
         "hpctrain": _version("hpctrain"),
@@ -118,7 +86,6 @@ def _facts(context: Any) -> dict[str, Any]:
         "torch": _version("torch"),
         "cupy": _version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
         "devices": _devices(),
-        "_cores": cores,
     }
 
 

@@ -46,7 +46,9 @@ def train(
         raise ConfigError(f"--restart begins anew, --resume {resume} goes on; legal is one of them")
     context = hpctrain.start()
     words = context.world.on_root(lambda: to_dict(read_config(config, settings)))
-    session = prepare(config_from(words), context, resume=resume, restart=restart)
+    checked = config_from(words)
+    context.progress(checked.run.progress_thread)
+    session = prepare(checked, context, resume=resume, restart=restart)
     try:
         run(session)
     except (CheckpointError, NonFiniteError, RemoteError):

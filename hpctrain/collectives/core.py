@@ -13,13 +13,14 @@ from itertools import accumulate
 from typing import Any
 
 from hpctrain.collectives import agreement
-from hpctrain.collectives.recorder import Observer
+from hpctrain.collectives.layout import count_of
+from hpctrain.collectives.recorder import Message, Observer
 from hpctrain.collectives.shared import Waits
 from hpctrain.collectives.tags import tag_of
 from hpctrain.collectives.way import Call, Chooses, Way
 from hpctrain.collectives.work import Queue, QueuedWork
 from hpctrain.collectives.workspace import Scratch
-from hpctrain.contracts import ArraysOf, Transport
+from hpctrain.contracts import Array, Arrays, ArraysOf, Transport
 from hpctrain.errors import UnsupportedError
 from hpctrain.plan.algorithms import make_plan
 from hpctrain.plan.steps import Program, Receive
@@ -134,6 +135,12 @@ class Core:
             observer.finished(sequence)
 
         return self.queue.start(steps, result, finished, lambda: observer.waiting(sequence))
+
+    def record(self, operation: str, arrays: Arrays, array: Array) -> Message | None:
+        """Tells the observer of a message that begins. Local."""
+        if self.observer is None:
+            return None
+        return self.observer.message(operation, arrays.dtype(array), count_of(arrays, array))
 
     def observed(self, title: str, talk: Callable[[int], Any], tag: int | None = None) -> Any:
         """The value of a blocking `talk(tag)`, of which the observer is told. Collective over the group.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.collectives import agreement
-from hpctrain.collectives.recorder import Channel
+from hpctrain.collectives.recorder import Channel, Message
 from hpctrain.contracts import Transport
 from hpctrain.errors import MismatchError
 
@@ -34,7 +34,7 @@ class CheckedChannel:
     def started(self, operation: str, dtype: str = "", count: int = 0, name: str = "") -> int:
         channel = self._channel
         sequence = channel.started(operation, dtype, count, name)
-        by = str(channel.tail()[-1].by)
+        by = str(channel.latest.by)
         channel.waiting(sequence)
         told = agreement.exchange(self._transport, 0, [[operation, dtype, count], name, by])
         if any(mine[0] != told[0][0] for mine in told):
@@ -51,6 +51,9 @@ class CheckedChannel:
 
     def finished(self, sequence: int) -> None:
         self._channel.finished(sequence)
+
+    def message(self, operation: str, dtype: str, count: int) -> Message:
+        return self._channel.message(operation, dtype, count)
 
     def subgroup(self, ranks: Sequence[int], transport: Transport | None) -> Channel | CheckedChannel:
         channel = self._channel.subgroup(ranks, transport)

@@ -12,6 +12,7 @@ from typing import Any
 from hpctrain.collectives import agreement, jobs, movements, reductions
 from hpctrain.collectives.core import NUM_TAGS, Core
 from hpctrain.collectives.layout import elements, to_write
+from hpctrain.collectives.progress import Progress
 from hpctrain.collectives.recorder import Observer
 from hpctrain.collectives.way import Chooses
 from hpctrain.collectives.work import Message, QueuedWork
@@ -28,7 +29,8 @@ class Group:
     Every rank of the group makes the collective calls in the same order with arrays of the same dtype and element
     count. One thread at a time. Blocking calls return when this rank's result is there. Each has a twin `start_...`
     that returns at once with a work: `wait()` gives what the blocking call returns, and until then the arrays must be
-    left alone. Messages move on whenever a work is polled or waited for, or `advance` is called.
+    left alone. Messages move on whenever a work is polled or waited for, or `advance` is called; with a progress thread
+    (`progress_by`) at any time.
 
     `out` is an array for the result, of any layout; without it the call works in place or makes a new flat array, as
     it says. `algorithm` is a name from `hpctrain.plan.algorithms.ALGORITHMS`, the same on all ranks; None leaves it to
@@ -182,9 +184,11 @@ class Group:
     def start_send(self, array: Array, destination: int) -> Message:
         """Starts a `send`. Messages between two ranks arrive in the order in which they were started."""
         self._core.check_rank("destination", destination)
-        arrays = self._core.arrays_of(array)
+        core = self._core
+        arrays = core.arrays_of(array)
         memory = arrays.memory(elements(arrays, array))
-        return Message(self._core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None)
+        record = core.record(f"send to {destination}", arrays, array)
+        return Message(core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None, record)
 
     def recv(self, array: Array, source: int) -> Array:
         """Receives into an array of any layout, of the sender's dtype and count, from rank `source`. Blocks."""
@@ -193,10 +197,12 @@ class Group:
     def start_recv(self, array: Array, source: int) -> Message:
         """Starts a `recv`."""
         self._core.check_rank("source", source)
-        arrays = self._core.arrays_of(array)
+        core = self._core
+        arrays = core.arrays_of(array)
         output = to_write(arrays, array)
-        request = self.transport.recv(arrays.memory(output.flat), source, NUM_TAGS)
-        return Message(self._core.queue, request, array, output.put_back)
+        record = core.record(f"recv from {source}", arrays, array)
+        request = self.transport.recv(output.memory, source, NUM_TAGS)
+        return Message(core.queue, request, array, output.put_back, record)
 
     # Agreement ------------------------------------------------------------------------------------------------------
 
@@ -249,12 +255,21 @@ class Group:
         observer = None if core.observer is None else core.observer.subgroup(ranks, transport)
         if transport is None:
             return None
-        return Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
+        made = Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
                      observer=observer)
+        made._core.queue.progress = core.queue.progress
+        return made
 
     def choose_by(self, chooser: Chooses | None) -> None:
         """From the next call on, `chooser` (the same on all ranks) chooses the algorithms; None: defaults. Local."""
         self._core.choose_by(chooser)
+
+    def progress_by(self, progress: Progress | None) -> None:
+        """From the next `start_...` on, `progress` moves works on while this rank does something else; None: nobody.
+
+        Later subgroups have it too. Their transports must bear two threads (`Transport.concurrent`). Local.
+        """
+        self._core.queue.progress = None if progress is None else progress.serve
 
     def num_nodes(self) -> int:
         """Nodes that the ranks are on, as a chooser hears of them. Collective over the group.

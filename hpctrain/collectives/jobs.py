@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from hpctrain.collectives import agreement, meeting, way
 from hpctrain.collectives.core import Core
 from hpctrain.collectives.executor import Execution
+from hpctrain.collectives.fingerprint import describe_call, name_ranks
 from hpctrain.collectives.meeting import NOTHING, NOWHERE, Told
 from hpctrain.collectives.shared import Near, Neighbours, Waits
 from hpctrain.collectives.tags import fingerprint
@@ -24,7 +25,9 @@ from hpctrain.collectives.way import NATIVE, SHARED, Call, Way
 from hpctrain.collectives.work import QueuedWork
 from hpctrain.collectives.workspace import Blocks, Workspace
 from hpctrain.contracts import Array, Arrays, NativeCall, Place
+from hpctrain.dtypes import dtype_of
 from hpctrain.errors import MismatchError, UnsupportedError
+from hpctrain.plan.algorithms import check_algorithm
 from hpctrain.plan.steps import Program
 
 __all__ = ["Far", "Job", "barrier", "run", "start", "start_barrier"]
@@ -44,7 +47,8 @@ class Far(NamedTuple):
 class Job:
     """One collective on this rank. `far` takes an algorithm's name, `default` is one for groups without a chooser.
 
-    `at_end` belongs to `near` and `native`; `scale` to `native` alone, before it.
+    `at_end` belongs to `near` and `native`; `scale` to `native` alone, before it. `alone`: what a group of one rank
+    does instead of all this, before `at_end`.
     """
 
     call: Call
@@ -57,6 +61,7 @@ class Job:
     native: Callable[[], NativeCall] | None = None
     scale: AtEnd = None
     default: str | None = None
+    alone: AtEnd = None
 
 
 def run(core: Core, job: Job) -> Any:
@@ -65,15 +70,14 @@ def run(core: Core, job: Job) -> Any:
     Works under way are finished first: a rank that waits for one of them will come only then.
     """
     call, observer = job.call, core.observer
-    taken = _way(core, job, True)
     if observer is None:
         core.queue.drain()
-        _carry_out(core, job, taken)
+        _carry_out(core, job)
         return job.result
     sequence = observer.started(call.title, call.dtype, call.count, call.name)
     observer.waiting(sequence)
     core.queue.drain()
-    _carry_out(core, job, taken)
+    _carry_out(core, job)
     observer.finished(sequence)
     return job.result
 
@@ -83,6 +87,8 @@ def start(core: Core, job: Job) -> QueuedWork:
     call = job.call
     taken = _way(core, job, False)
     tag = core.next_tag(call.title, call.dtype, call.count)
+    if core.size == 1:
+        return core.enqueue(call, _alone(job), job.result)
     if taken.native:
         return core.enqueue(call, _native(core, job), job.result)
     if taken.near:
@@ -137,8 +143,9 @@ def _find_way(core: Core, job: Job, blocking: bool) -> Way:
                                f"in this group; legal are those of hpctrain.plan.algorithms for {call.operation!r}")
     if named == NATIVE:
         return Way("", native=True)
-    if named not in (None, SHARED):
-        return Way(named or "")
+    if named is not None and named != SHARED:
+        check_algorithm(call.operation, named)
+        return Way(named)
     if core.chooser is None:
         large = call.num_bytes >= way.SHARED_BYTES
         return Way(job.default or way.DEFAULTS[call.operation], near=named == SHARED or (near and large))
@@ -178,10 +185,13 @@ def _can_native(core: Core, job: Job) -> bool:
 # The ways -------------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(core: Core, job: Job, taken: Way) -> None:
+def _carry_out(core: Core, job: Job) -> None:
     call, native = job.call, core.transport.native
+    taken = _way(core, job, True)
     tag = core.next_tag(call.title, call.dtype, call.count)
-    if native is not None and (taken.near or taken.native):
+    if core.size == 1:
+        _drive(_alone(job))
+    elif native is not None and (taken.near or taken.native):
         _meet_and_carry_out(core, job, taken, tag)
     elif taken.near:
         _drive(_near_or_far(core, job, taken, tag))
@@ -242,6 +252,13 @@ def _native(core: Core, job: Job) -> Waits:
             end()
 
 
+def _alone(job: Job) -> Waits:
+    for end in (job.alone, job.at_end):
+        if end is not None:
+            end()
+    yield from ()
+
+
 def _far(core: Core, job: Job, algorithm: str, tag: int) -> None:
     far = job.far(algorithm)
     _drive(_execution(core, far, tag).run())
@@ -273,21 +290,23 @@ def _told(core: Core, job: Job, taken: Way) -> Told:
 def _compare(core: Core, call: Call, told: Sequence[tuple[int, int, int]], *, blocking: bool) -> None:
     """Refuses, on all ranks, a meeting of ranks that are in different calls."""
     mine = told[core.rank][2]
-    if all(words[2] == mine for words in told):
+    if [words[2] for words in told].count(mine) == len(told):
         return
-    here = f"{call.title} of {call.count} x {call.dtype}"
-    if blocking:
-        calls = agreement.exchange(core.transport, 0, here)
-        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(calls))
-        raise MismatchError(f"ranks are in different collective calls: {listed}")
-    others = [rank for rank, words in enumerate(told) if words[2] != mine]
-    raise MismatchError(f"ranks {others} are in other collective calls than this rank, which is in {here}")
+    here = describe_call(call.title, call.dtype, call.count, call.name)
+    if not blocking:
+        others = [rank for rank, words in enumerate(told) if words[2] != mine]
+        raise MismatchError(f"{name_ranks(others)}: in other collective calls than this rank, which is in {here}")
+    calls: dict[str, list[int]] = {}
+    for rank, text in enumerate(agreement.exchange(core.transport, 0, here)):
+        calls.setdefault(text, []).append(rank)
+    raise MismatchError("the ranks' collective calls differ: "
+                        + "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in calls.items()))
 
 
 def _all_shown(near: Near, told: Sequence[tuple[int, int, int]]) -> bool:
     if near.shown_by is not None:
         return told[near.shown_by][0] >= 0
-    return all(words[0] >= 0 for words in told)
+    return min(told)[0] >= 0
 
 
 def _refuse_unshown(call: Call) -> None:
@@ -313,9 +332,7 @@ def _between_nodes(core: Core, arrays: Arrays, operation: str, array: Array, tag
     dtype, count = arrays.dtype(array), arrays.shape(array)[0]
     call = Call("all_reduce", f"all_reduce {operation}", dtype, count)
     algorithm = _way(peers, Job(call, arrays, 0, array, _no_far), False).algorithm
-    memory = arrays.memory(array)
-    space = Workspace(arrays, dtype, len(memory) // max(count, 1), array, array, operation=operation,
-                      target_memory=memory)
+    space = Workspace(arrays, dtype, dtype_of(dtype).num_bytes, array, array, operation=operation)
     far = Far(peers.prepare("all_reduce", algorithm, count).program, space, None)
     yield from _execution(peers, far, tag).run()
 

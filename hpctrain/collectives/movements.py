@@ -111,9 +111,8 @@ def gather(core: Core, part: Array, root: int, counts: Sequence[int] | None, out
         return Far(program, space, output.put_back)
 
     def native() -> NativeCall:
-        source = arrays.memory(flat) if output is None else output.memory
-        return NativeCall("gather", dtype.name, "", source, None if output is None else output.memory, root,
-                          _uneven(bounds))
+        given, taken = (arrays.memory(flat), None) if output is None else (None, output.memory)
+        return NativeCall("gather", dtype.name, "", given, taken, root, _uneven(bounds))
 
     near = Near(None if output is None else output.memory,
                 lambda near: shared.store(near, root, start, stop, flat), shown_by=root)
@@ -147,7 +146,7 @@ def all_to_all(core: Core, array: Array, counts: Sequence[Sequence[int]] | None,
     dtype = dtype_of(arrays.dtype(array))
     p, rank, length = core.size, core.rank, count_of(arrays, array)
     # In place, the blocks that leave must be read from elsewhere.
-    source = arrays.to_flat(array) if out is array else elements(arrays, array)
+    source = arrays.to_flat(array) if out is array and p > 1 else elements(arrays, array)
     bounds: Sequence[int]
     if counts is None:
         if length % p:
@@ -165,7 +164,8 @@ def all_to_all(core: Core, array: Array, counts: Sequence[Sequence[int]] | None,
     result, output = _whole(core, arrays, out, dtype.name, sum(received))
     call = Call("all_to_all", "all_to_all", dtype.name, total, algorithm, name)
     leaving, arriving = core.bounds(sent), core.bounds(received)
-    arrays.assign(output.flat[arriving[rank] : arriving[rank + 1]], source[leaving[rank] : leaving[rank + 1]])
+    if out is not array or p > 1:
+        arrays.assign(output.flat[arriving[rank] : arriving[rank + 1]], source[leaving[rank] : leaving[rank + 1]])
     memory = arrays.memory(source)
 
     def far(algorithm: str) -> Far:
@@ -197,7 +197,7 @@ def _all_gather(core: Core, arrays: Arrays, output: Output, part: memoryview | N
     shown = own if part is None or core.transport.place(own) is not None else part
     return Job(call, arrays, size, result, far, output.put_back,
                Near(shown, lambda near: shared.all_gather(near, bounds, flat)),
-               lambda: NativeCall("all_gather", dtype.name, "", own, memory, 0, _uneven(bounds)))
+               lambda: NativeCall("all_gather", dtype.name, "", None, memory, 0, _uneven(bounds)))
 
 
 def _uneven(bounds: Sequence[int]) -> list[int] | None:

@@ -9,13 +9,15 @@ its last `LENGTH` operations and forgets the others.
     waiting    the rank is blocked until it is done         working    the rank runs the function of an `on_root`
     finished   this rank's part is done
 
-Written by the rank's own thread, read by the watchdog's: a record is complete before it is in the ring.
+Written by the rank's own thread, read by the watchdog's: a record is complete before it is in the ring. A progress
+thread may call `finished`, for an operation in which the rank is not blocked: what is blocked, the rank alone moves on.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -23,13 +25,13 @@ from typing import Protocol
 from hpctrain.collectives.callers import Caller, CallerFinder
 from hpctrain.contracts import Transport
 
-__all__ = ["LENGTH", "Channel", "Observer", "Operation", "Recorder"]
+__all__ = ["LENGTH", "Channel", "Message", "Observer", "Operation", "Recorder"]
 
 LENGTH = 128  # operations that each group remembers
 
 
 class Observer(Protocol):
-    """What a group tells about its collectives. Made for one group, used by one thread."""
+    """What a group tells about its collectives. Made for one group; `finished` may come from a progress thread."""
 
     def started(self, operation: str, dtype: str = "", count: int = 0, name: str = "") -> int:
         """A collective begins; gives its sequence number. What is passed, but `name`, is equal on all ranks."""
@@ -43,6 +45,9 @@ class Observer(Protocol):
     def finished(self, sequence: int) -> None:
         """It is over for this rank, well or with an error."""
 
+    def message(self, operation: str, dtype: str, count: int) -> Message:
+        """A message to or from one other rank begins."""
+
     def subgroup(self, ranks: Sequence[int], transport: Transport | None) -> Observer:
         """The observer of a new subgroup; made on every rank of this group, `transport` None outside of it."""
 
@@ -50,8 +55,18 @@ class Observer(Protocol):
         """The group is closed. Collective over the group."""
 
 
+class Message(Protocol):
+    """What a group tells about one message; it has no sequence number, since other ranks have no part in it."""
+
+    def waiting(self) -> None:
+        """From now on the rank is blocked in it."""
+
+    def finished(self) -> None:
+        """It has arrived, or may be overwritten."""
+
+
 class Operation:
-    """One collective of one rank. Times are seconds of `time.monotonic`; 0 = not yet."""
+    """One collective, or message (sequence 0), of one rank. Times are seconds of `time.monotonic`; 0 = not yet."""
 
     __slots__ = ("begun", "blocked", "by", "count", "dtype", "ended", "name", "operation", "phase", "sequence", "state")
 
@@ -121,6 +136,7 @@ class Channel:
         self.count = 0
         self._num_subgroups = 0
         self._ring: list[Operation | None] = [None] * recorder.length
+        self._messages: deque[Operation] = deque(maxlen=recorder.length)
 
     def started(self, operation: str, dtype: str = "", count: int = 0, name: str = "") -> int:
         recorder = self.recorder
@@ -142,10 +158,14 @@ class Channel:
         operation = self._ring[(sequence - 1) % len(self._ring)]
         if operation is None or operation.sequence != sequence:
             return  # so many have started since that it is forgotten
-        operation.ended = self.recorder.last_event = time.monotonic()
-        if operation is self.current:
-            self._unblock(operation.ended)
-        operation.state = "finished"
+        self.end(operation)
+
+    def message(self, operation: str, dtype: str, count: int) -> RecordedMessage:
+        by = self.recorder.caller or self.recorder.finder.find()
+        made = Operation(0, operation, dtype, count, "", by, self.recorder.phase)
+        self._messages.append(made)
+        self.recorder.last_event = made.begun
+        return RecordedMessage(self, made)
 
     def resumed(self, sequence: int) -> None:
         """It goes on after a wait, and is neither blocked nor done."""
@@ -162,16 +182,22 @@ class Channel:
     def close(self) -> None:
         self.current = None
 
+    @property
+    def latest(self) -> Operation:
+        """The collective that began last; there must be one."""
+        found = self._ring[(self.count - 1) % len(self._ring)]
+        assert found is not None
+        return found
+
     def tail(self) -> list[Operation]:
         """The operations that are remembered, oldest first."""
         first = max(0, self.count - len(self._ring))
         found = [self._ring[i % len(self._ring)] for i in range(first, self.count)]
-        return [operation for operation in found if operation is not None]
+        operations = [operation for operation in found if operation is not None]
+        return sorted([*operations, *self._messages], key=lambda operation: operation.begun)
 
-    def _set(self, sequence: int, state: str) -> None:
-        operation = self._ring[(sequence - 1) % len(self._ring)]
-        if operation is None or operation.sequence != sequence:
-            return
+    def mark(self, operation: Operation, state: str) -> None:
+        """`operation` comes to `state`, which is not its end."""
         now = time.monotonic()
         if self.current is not None:
             self._unblock(now)
@@ -181,9 +207,36 @@ class Channel:
             self.current = operation
         self.recorder.last_event = now
 
+    def end(self, operation: Operation) -> None:
+        """`operation` is over."""
+        operation.ended = self.recorder.last_event = time.monotonic()
+        if operation is self.current:
+            self._unblock(operation.ended)
+        operation.state = "finished"
+
+    def _set(self, sequence: int, state: str) -> None:
+        operation = self._ring[(sequence - 1) % len(self._ring)]
+        if operation is None or operation.sequence != sequence:
+            return
+        self.mark(operation, state)
+
     def _unblock(self, now: float) -> None:
         assert self.current is not None
         if self.current.state != "working":
             self.recorder.blocked_seconds += now - self.current.blocked
         self.current = None
 
+
+class RecordedMessage:
+    """See `Message`."""
+
+    __slots__ = ("_channel", "_operation")
+
+    def __init__(self, channel: Channel, operation: Operation) -> None:
+        self._channel, self._operation = channel, operation
+
+    def waiting(self) -> None:
+        self._channel.mark(self._operation, "waiting")
+
+    def finished(self) -> None:
+        self._channel.end(self._operation)

@@ -110,19 +110,21 @@ class _Reduction:
 
     def ending(self, output: Output, result: Array | None) -> Callable[[], None] | None:
         """What is left to do when the plan is through: from `result` (None: it is there) to the user's array."""
-        logical = self.core.size == 1 and self.operation in _LOGICAL
-        if result is None and not logical:
+        if result is None:
             return output.put_back
 
         def end() -> None:
-            if result is not None:
-                self.arrays.assign(output.flat, result)
-            if logical:  # several ranks would have made 0 and 1 of it
-                self.arrays.combine("logical_or", output.flat, output.flat)
+            self.arrays.assign(output.flat, result)
             if output.put_back is not None:
                 output.put_back()
 
         return end
+
+    def alone(self, flat: Array) -> Callable[[], None] | None:
+        """What a group of one rank has to do: several ranks would have made 0 and 1 of a logical operation."""
+        if self.operation not in _LOGICAL:
+            return None
+        return lambda: self.arrays.combine("logical_or", flat, flat)
 
 
 @lru_cache(maxsize=256)
@@ -142,7 +144,7 @@ def all_reduce(core: Core, array: Array, operation: str, out: Array | None, algo
     result = array if out is None else out
     output = to_write(arrays, result)
     flat, memory = output.flat, output.memory
-    if out is not None:
+    if out is not None and out is not array:
         arrays.assign(flat, elements(arrays, array))
 
     def far(algorithm: str) -> Far:
@@ -155,7 +157,7 @@ def all_reduce(core: Core, array: Array, operation: str, out: Array | None, algo
     near = Near(memory, lambda near: shared.all_reduce(near, todo.sum, count), across=True)
     native = lambda: NativeCall("all_reduce", dtype.name, call.reduction, memory, memory)  # noqa: E731
     return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, near, native, todo.scaling(flat),
-               todo.default("all_reduce"))
+               todo.default("all_reduce"), todo.alone(flat))
 
 
 def reduce(core: Core, array: Array, operation: str, root: int, out: Array | None, algorithm: str | None,
@@ -171,7 +173,7 @@ def reduce(core: Core, array: Array, operation: str, root: int, out: Array | Non
             check_out(arrays, core.arrays_of(out), out, dtype.name, count)
         result = array if out is None else out
         output = to_write(arrays, result)
-        if out is not None:
+        if out is not None and out is not array:
             arrays.assign(output.flat, elements(arrays, array))
     else:
         result, source = None, elements(arrays, array)
@@ -189,7 +191,7 @@ def reduce(core: Core, array: Array, operation: str, root: int, out: Array | Non
     near = Near(memory, lambda near: shared.reduce(near, todo.sum, root, count))
     native = lambda: NativeCall("reduce", dtype.name, call.reduction, memory, memory if here else None, root)  # noqa: E731
     return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, near, native,
-               todo.scaling(flat) if here else None, todo.default("reduce"))
+               todo.scaling(flat) if here else None, todo.default("reduce"), todo.alone(flat))
 
 
 def reduce_scatter(core: Core, array: Array, operation: str, counts: Sequence[int] | None, out: Array | None,
@@ -223,5 +225,12 @@ def reduce_scatter(core: Core, array: Array, operation: str, counts: Sequence[in
                           counts=[b - a for a, b in pairwise(bounds)] if uneven else None)
 
     near = Near(memory, lambda near: shared.reduce_scatter(near, todo.sum, start, stop, output.flat))
+
+    def alone() -> None:
+        if out is not array:
+            arrays.assign(output.flat, source)
+        if operation in _LOGICAL:
+            arrays.combine("logical_or", output.flat, output.flat)
+
     return Job(call, arrays, dtype.num_bytes, result, far, output.put_back, near, native, todo.scaling(output.flat),
-               todo.default("reduce_scatter"))
+               todo.default("reduce_scatter"), alone)

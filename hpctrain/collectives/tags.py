@@ -5,6 +5,7 @@ Knows nothing of groups and transports. Tags lie in 0..32735; a group has the re
 
 from __future__ import annotations
 
+from functools import lru_cache
 from zlib import crc32
 
 __all__ = ["fingerprint", "tag_of"]
@@ -22,6 +23,7 @@ def tag_of(number: int, title: str, dtype: str = "", count: int = 0) -> int:
     return number % _NUMBERS * _KINDS + fingerprint(title, dtype, count) % _KINDS
 
 
+@lru_cache(maxsize=4096)
 def fingerprint(title: str, dtype: str, count: int) -> int:
     """A number that is different for almost all different calls."""
     return crc32(f"{title} {dtype} {count}".encode())

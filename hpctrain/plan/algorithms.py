@@ -26,7 +26,7 @@ from hpctrain.plan import (
 from hpctrain.plan.rows import EvenRows
 from hpctrain.plan.steps import CollectivePlan
 
-__all__ = ["ALGORITHMS", "Wanted", "make_plan"]
+__all__ = ["ALGORITHMS", "Wanted", "check_algorithm", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,7 @@ def make_plan(operation: str, algorithm: str, num_ranks: int, bounds_or_count: S
         UnsupportedError: no such operation or algorithm; the message lists the legal ones.
         PlanError: a number is out of its range.
     """
-    if operation not in ALGORITHMS:
-        hint = nearest(operation, ALGORITHMS)
-        raise UnsupportedError(f"operation {operation!r} is unknown{hint}; legal are {choices(ALGORITHMS)}")
-    makers = ALGORITHMS[operation]
-    if algorithm not in makers:
-        hint = nearest(algorithm, makers)
-        raise UnsupportedError(f"algorithm {algorithm!r} is unknown for {operation}{hint}; legal are {choices(makers)}")
+    check_algorithm(operation, algorithm)
     if num_ranks < 1:
         raise PlanError(f"num_ranks = {num_ranks} must be at least 1")
     bounds: Sequence[int]
@@ -135,4 +129,15 @@ def make_plan(operation: str, algorithm: str, num_ranks: int, bounds_or_count: S
         bounds = EvenRows(bounds_or_count, num_ranks)
     else:
         bounds = split.bounds(bounds_or_count, num_ranks)
-    return makers[algorithm](Wanted(num_ranks, bounds, root, node_size, num_servers, block))
+    return ALGORITHMS[operation][algorithm](Wanted(num_ranks, bounds, root, node_size, num_servers, block))
+
+
+def check_algorithm(operation: str, algorithm: str) -> None:
+    """Refuses a name that is not in ALGORITHMS; the message lists the legal ones."""
+    if operation not in ALGORITHMS:
+        hint = nearest(operation, ALGORITHMS)
+        raise UnsupportedError(f"operation {operation!r} is unknown{hint}; legal are {choices(ALGORITHMS)}")
+    makers = ALGORITHMS[operation]
+    if algorithm not in makers:
+        hint = nearest(algorithm, makers)
+        raise UnsupportedError(f"algorithm {algorithm!r} is unknown for {operation}{hint}; legal are {choices(makers)}")

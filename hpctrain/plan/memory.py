@@ -1,17 +1,18 @@
 """How much memory training needs on a rank, row by row, before anything runs.
 
 Owns the rule of who keeps what at each stage of ZeRO (arXiv 1910.02054, section 5) and the two ways to apply it:
-`by_count` from numbers of parameters (a million ranks, 1e12 parameters, real numbers) and `by_layout` from the flat
-layouts that training uses (whole elements, padding and uneven parts included).
+`by_count` from numbers of parameters (a million ranks, 1e12 parameters, real numbers) and `by_regions` from the flat
+buffers that training uses (whole elements, padding and uneven parts included).
 
-    row                stage 0     1        2        3
-    parameters         all         all      all      own, or one copy a node      compute type
-    gradients          all         all      own      own                          accumulate type
-    gradient windows   -           -        a few buckets                         accumulate type
-    reduced gradients  all         own      own      own    only where the reduce type is not the accumulate type
-    master             all         own      own      own    only where the master type is not the compute type
-    moments            all         own      own      own                          master type
-    gather window      -           -        -        two units, unless shared     compute type
+    row               stage 0     1        2        3
+    parameters        all         all      all      own, or one copy a node     compute type
+    gradients         all         all      own      own                         accumulate type
+    gradient windows  -           -        two buckets                          reduce type; always where that is another
+    gradient copy     all         own      own      own                         only of trainers that make one
+    master            all         own      own      own                         only where it is not the compute type
+    moments           all         own      own      own                         master type
+    gather windows    -           -        -        two units, unless shared    compute type
+    unit in use       -           -        -        one unit, unless shared     compute type
 
 Knows neither models nor optimizers nor a device. Pure, standard library only.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from typing import Protocol
 
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError, choices
@@ -33,6 +34,10 @@ __all__ = ["MemoryRow", "Partition", "StateTypes", "by_count", "by_layout", "byt
 
 
 _STATES = ("parameters", "gradients", "gradient windows", "reduced gradients", "master", "moments")
+
+
+_ROWS = ("parameters", "gradients", "gradient windows", "gradient copy", "master", "moments", "gather windows",
+         "unit in use", "activations")
 
 
 @dataclass(frozen=True)
@@ -50,22 +55,48 @@ class MemoryRow:
 class StateTypes:
     """The element types of a training's states, and how many numbers the optimizer remembers for each parameter.
 
-    `compute`: parameters, activations (None: as the model has them). `accumulate`: gradients. `reduce`: the reduced
-    gradient, a copy of its own where it differs. `master`: the weights that are updated, and the moments.
+    `compute`: parameters. `accumulate`: gradients in memory. `reduce`: gradients under way. `master`: the weights that
+    are updated, and the moments. None: float32 where compute is a half type, else as compute; reduce as accumulate.
+    `gradient_copy`: some trainers (not this one) copy the reduced gradient to a wider type for the update.
     """
 
-    compute: str | None = None
+    compute: str = "float32"
     accumulate: str | None = None
     reduce: str | None = None
     master: str | None = None
     num_moments: int = 2
+    gradient_copy: str | None = None
 
-    def resolve(self, dtype: str) -> StateTypes:
-        """All names filled in for a parameter that is `dtype` in the model: for half types the others are float32."""
-        compute = self.compute if self.compute and dtype_of(dtype).kind == "float" else dtype
-        wide = dtype_of(compute).accumulate
+    @property
+    def filled(self) -> tuple[str, str, str, str]:
+        """(compute, accumulate, reduce, master)."""
+        wide = dtype_of(self.compute).accumulate
         accumulate = self.accumulate or wide
-        return StateTypes(compute, accumulate, self.reduce or accumulate, self.master or wide, self.num_moments)
+        return self.compute, accumulate, self.reduce or accumulate, self.master or wide
+
+
+class Buffer(Protocol):
+    """What is read of one flat buffer; `zero.regions.Region` is one."""
+
+    @property
+    def shards(self) -> Shards:
+        """The layout, its buckets and who owns what of them."""
+
+    @property
+    def types(self) -> tuple[str, str, str, str]:
+        """(compute, accumulate, reduce, master)."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether there are neither gradients nor states."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether each rank keeps its own ranges of the parameters only; bucket b then is the unit `units[b]`."""
+
+    @property
+    def units(self) -> Sequence[int]:
+        """The units of the model that the buckets are."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +106,10 @@ class Partition:
     Attributes:
         stage: 0 nothing is divided; 1 master and moments; 2 gradients too; 3 parameters too.
         share: "node": at stage 3 the ranks of a node hold one copy of the parameters together; "none": own parts only.
-        threshold: parameters of fewer elements are whole on every rank at stage 3.
         accumulate: "reduce": stages 2 and 3 keep only the own part of a gradient; "buffer": the whole, while
             micro-batches add up.
-        bucket_bytes: as for `plan.flat.make_buckets`; `num_windows` buckets are under way at a time.
+        bucket_bytes: as for `plan.flat.make_buckets`; `by_regions` looks at the buckets themselves.
+        num_windows: buckets, and units, under way at a time.
         states, gradients, parameters: where they are kept: "device", "host" or "disk".
     """
 
@@ -86,7 +117,6 @@ class Partition:
     stage: int = 0
     share: str = "none"
     ranks_per_node: int = 1
-    threshold: int = 0
     accumulate: str = "reduce"
     bucket_bytes: int = BUCKET_BYTES
     num_windows: int = 2
@@ -124,100 +154,110 @@ class Partition:
 
 @dataclass(frozen=True)
 class _Elements:
-    """What one rank has to do with one layout: elements of it, all or of own ranges.
-
-    `resident` are those of parameters that the rank itself holds at stage 3.
-    """
+    """Elements of one flat buffer: all, of this rank's own ranges, and of the parameters that it itself holds."""
 
     all: float
     own: float
     resident: float
-    bucket: float
-    num_buckets: float
     trained: bool = True
 
 
 def by_count(count: float, types: StateTypes, partition: Partition, *, frozen: float = 0, largest_unit: float = 0,
              activations: float = 0) -> tuple[MemoryRow, ...]:
-    """The rows of any rank by closed form: no padding, all parts equal. The threshold is not looked at.
+    """The rows of any rank by closed form: no padding, all parts equal, every unit spread.
 
     Args:
         count: trained parameters, elements; `frozen` comes on top.
-        types: float32 stands for a compute type that is not given.
-        partition: as it is.
-        largest_unit: elements of the parameters that are gathered together (two such units are there at a time).
+        types: the element types.
+        partition: who keeps what.
+        largest_unit: elements of the parameters that are gathered and reduced together at stage 3.
         activations: bytes, as they are.
     """
-    types = types.resolve("float32")
-    assert types.compute is not None
-    n = partition.num_ranks
-    bucket = min(count, partition.bucket_bytes / dtype_of(types.compute).num_bytes)
-    copies = min(n, partition.ranks_per_node) if partition.shared else n
-    trained = _Elements(count, count / n, count / copies, bucket, count / bucket if bucket else 0)
-    rest = _Elements(frozen, frozen / n, frozen / copies, 0, 0, trained=False)
-    window = 2 * largest_unit * dtype_of(types.compute).num_bytes if partition.gathers else 0
-    return _rows([(trained, types), (rest, types)], partition, window, activations)
+    compute, accumulate, reduce, _ = types.filled
+    n, size = partition.num_ranks, dtype_of(compute).num_bytes
+    copies = 1 if partition.stage < 3 else min(n, partition.ranks_per_node) if partition.shared else n
+    parts = [(_Elements(count, count / n, count / copies), types.filled),
+             (_Elements(frozen, frozen / n, frozen / copies, trained=False), types.filled)]
+    unit = largest_unit * partition.gathers
+    bucket = unit or min(count, partition.bucket_bytes / size)
+    passes = n > 1 and (not partition.whole_gradients or reduce != accumulate)
+    windows = {
+        "gradient windows": partition.num_windows * bucket * dtype_of(reduce).num_bytes * passes,
+        "gradient copy": (count / n if partition.stage else count) * dtype_of(types.gradient_copy).num_bytes
+        if types.gradient_copy else 0,
+        "gather windows": partition.num_windows * unit * size,
+        "unit in use": unit * size,
+        "activations": activations,
+    }
+    return _rows(parts, partition, types.num_moments, windows)
 
 
-def by_layout(placements: Iterable[Placement], rank: int, types: StateTypes, partition: Partition, *,
-              units: Sequence[Sequence[str]] = (), activations: float = 0) -> tuple[MemoryRow, ...]:
-    """The rows of `rank`, to the byte, from the layouts and buckets that training uses.
+def by_regions(regions: Sequence[Buffer], rank: int, partition: Partition, *, num_moments: int = 2,
+               activations: float = 0) -> tuple[MemoryRow, ...]:
+    """The rows of `rank`, to the byte, from the flat buffers that training uses; see `by_count`."""
+    parts = []
+    for region in regions:
+        shards = region.shards
+        count, own = shards.layout.count, sum(stop - start for start, stop in shards.owned(rank))
+        resident = own if region.spread else _share_of_node(count, rank, partition) if partition.shared else count
+        parts.append((_Elements(count, own, resident, not region.frozen), region.types))
+    gathers, in_use = _unit_bytes(regions, partition)
+    return _rows(parts, partition, num_moments, {
+        "gradient windows": _gradient_windows(regions, partition), "gather windows": gathers, "unit in use": in_use,
+        "activations": activations})
 
-    `units` are names of parameters that are gathered together, in the model's order; see `by_count` for the others.
+
+def _share_of_node(count: int, rank: int, partition: Partition) -> int:
+    """Elements that count for `rank` of `count` that its node has once; the last node may have fewer ranks."""
+    node, index = divmod(rank, partition.ranks_per_node)
+    ranks_here = min(partition.ranks_per_node, partition.num_ranks - node * partition.ranks_per_node)
+    start, stop = part(count, ranks_here, index)
+    return stop - start
+
+
+def _gradient_windows(regions: Sequence[Buffer], partition: Partition) -> int:
+    """Bytes of the windows that gradients are reduced in: as large as the largest bucket of their type."""
+    if partition.num_ranks == 1:
+        return 0
+    largest: dict[str, int] = {}
+    for region in regions:
+        _, accumulate, reduce, _ = region.types
+        if not region.frozen and (not partition.whole_gradients or reduce != accumulate):
+            largest[reduce] = max([largest.get(reduce, 0), *(b.stop - b.start for b in region.shards.buckets)])
+    return sum(partition.num_windows * count * dtype_of(dtype).num_bytes for dtype, count in largest.items())
+
+
+def _unit_bytes(regions: Sequence[Buffer], partition: Partition) -> tuple[int, int]:
+    """Bytes of the windows that units are gathered in, and of the largest unit.
+
+    A unit with parameters of several kinds (types, trained and frozen) has a bucket of each, and windows for all.
     """
-    placements = [replace(p, dtype=types.resolve(p.dtype).compute or p.dtype) for p in placements]
-    parts = [(_elements(layout, rank, partition, trained), types.resolve(layout.dtype))
-             for trained in (True, False) for layout in flat_layouts(p for p in placements if p.frozen != trained)]
-    window = _window(placements, units, partition.threshold) if partition.gathers else 0
-    return _rows(parts, partition, window, activations)
+    largest: dict[str, int] = {}
+    units: dict[int, list[int]] = {}
+    for region in regions:
+        size = dtype_of(region.types[0]).num_bytes
+        for unit, bucket in zip(region.units, region.shards.buckets, strict=region.spread):
+            length = bucket.stop - bucket.start
+            largest[region.types[0]] = max(largest.get(region.types[0], 0), length * size)
+            units.setdefault(unit, []).append(length * size)
+    most_parts = max(map(len, units.values()), default=0)
+    return partition.num_windows * most_parts * sum(largest.values()), max(map(sum, units.values()), default=0)
 
 
-def _elements(layout: FlatLayout, rank: int, partition: Partition, trained: bool) -> _Elements:
-    n = partition.num_ranks
-    buckets = make_buckets(layout, partition.bucket_bytes)
-    spans = [(b.start + first, b.start + last) for b in buckets for first, last in (part(b.stop - b.start, n, rank),)]
-    own = sum(stop - start for start, stop in spans)
-    if partition.shared:
-        node, index = divmod(rank, partition.ranks_per_node)
-        ranks_here = min(partition.ranks_per_node, n - node * partition.ranks_per_node)
-        start, stop = part(layout.count, ranks_here, index)
-        resident = stop - start
-    else:
-        small = {slot.name for slot in layout.slots if slot.stop - slot.start < partition.threshold}
-        small_own = sum(p.stop - p.start for span in spans for p in layout.pieces(*span) if p.name in small)
-        resident = own - small_own + sum(s.stop - s.start for s in layout.slots if s.name in small)
-    largest = max((b.stop - b.start for b in buckets), default=0)
-    return _Elements(layout.count, own, resident, largest, len(buckets), trained)
-
-
-def _window(placements: Sequence[Placement], units: Sequence[Sequence[str]], threshold: int) -> int:
-    """Bytes of the two neighbouring units (the one in use and the next) that are largest together."""
-    sizes = {p.name: p.count * dtype_of(p.dtype).num_bytes for p in placements if p.count >= threshold}
-    lengths = [sum(sizes.get(name, 0) for name in unit) for unit in units]
-    return max((a + b for a, b in pairwise(lengths)), default=sum(lengths))
-
-
-def _rows(parts: Sequence[tuple[_Elements, StateTypes]], partition: Partition, window: float,
-          activations: float) -> tuple[MemoryRow, ...]:
-    stage = partition.stage
-    num_windows = 0 if partition.num_ranks == 1 or partition.whole_gradients else partition.num_windows
-    sizes: dict[str, float] = dict.fromkeys(_STATES, 0)
-    for e, t in parts:
-        assert t.compute and t.accumulate and t.reduce and t.master
-        sizes["parameters"] += (e.resident if stage == 3 else e.all) * dtype_of(t.compute).num_bytes
-        if not e.trained:
-            continue
-        updated = e.own if stage else e.all
-        accumulate, master = dtype_of(t.accumulate).num_bytes, dtype_of(t.master).num_bytes
-        sizes["gradients"] += (e.all if partition.whole_gradients else e.own) * accumulate
-        sizes["gradient windows"] += e.bucket * min(num_windows, e.num_buckets) * accumulate
-        sizes["reduced gradients"] += updated * dtype_of(t.reduce).num_bytes * (t.reduce != t.accumulate)
-        sizes["master"] += updated * master * (t.master != t.compute)
-        sizes["moments"] += updated * master * t.num_moments
+def _rows(parts: Sequence[tuple[_Elements, tuple[str, str, str, str]]], partition: Partition, num_moments: int,
+          windows: dict[str, float]) -> tuple[MemoryRow, ...]:
+    sizes: dict[str, float] = dict.fromkeys(_ROWS, 0)
+    for e, types in parts:
+        compute, accumulate, _, master = (dtype_of(name).num_bytes for name in types)
+        sizes["parameters"] += e.resident * compute
+        if e.trained:
+            updated = e.own if partition.stage else e.all
+            sizes["gradients"] += (e.all if partition.whole_gradients else e.own) * accumulate
+            sizes["master"] += updated * master * (types[3] != types[0])
+            sizes["moments"] += updated * master * num_moments
     where = {"parameters": "node" if partition.shared else partition.parameters, "gradients": partition.gradients,
-             "reduced gradients": partition.gradients, "master": partition.states, "moments": partition.states}
-    sizes |= {"gather window": window, "activations": activations}
-    return tuple(MemoryRow(name, size, where.get(name, "device")) for name, size in sizes.items())
+             "gradient copy": partition.gradients, "master": partition.states, "moments": partition.states}
+    return tuple(MemoryRow(name, size, where.get(name, "device")) for name, size in (sizes | windows).items())
 
 
 def total(rows: Iterable[MemoryRow], *where: str) -> float:

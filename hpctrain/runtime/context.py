@@ -20,9 +20,11 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.choice_file import read_text
 from hpctrain.collectives.choose import Chooser
+from hpctrain.collectives.progress import Progress
 from hpctrain.contracts import Model, Transport
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
+from hpctrain.runtime.cores import crowding
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.oversight import Oversight
@@ -49,13 +51,14 @@ class Context:
         launch: what the launcher promised, or None.
         library: the MPI library, or None in a world of one without MPI.
         warnings: what looked odd about the launch, printed by rank 0.
+        crowding: a sentence for each node whose ranks may run on the same core, printed by rank 0.
         watch: how long this job's ranks may wait for each other.
         recorder: this rank's last collectives and the phase that it is in.
     """
 
     def __init__(self, transport: Transport, library: MpiLibrary | None, warnings: Sequence[str] = (),
-                 oversight: Oversight | None = None) -> None:
-        """Collective over all ranks of `transport`."""
+                 oversight: Oversight | None = None, *, imitated: bool = False) -> None:
+        """Collective over all ranks of `transport`; `imitated`: its nodes are parts of real ones."""
         self._oversight = oversight or Oversight()
         self.watch, self.recorder = self._oversight.watch, self._oversight.recorder
         self.warnings = tuple(warnings)
@@ -73,10 +76,14 @@ class Context:
         log.identify(self.rank, self.size, self.host)
         self.local_rank, core_sets = self._node(allowed)
         self.local_size = len(core_sets)
+        host = self._host(allowed) if imitated else (self.local_rank, core_sets)
+        own = crowding(self.host, transport.node_ranks(), core_sets) if self.local_rank == 0 else ""
+        self.crowding = tuple(text for text in self.world.exchange(own) if text)
         if user is None:
-            self._threads.count = fair_share(core_sets, self.local_rank)
+            self._threads.count = fair_share(host[1], host[0])
         self._threads.apply_to_loaded(arrays_of)
         self._announce(allowed)
+        self._progress: Progress | None = None
         self._oversight.join(self.world)
 
     @property
@@ -88,6 +95,23 @@ class Context:
     def stop_requested(self) -> bool:
         """Whether this rank got a signal to stop. Local: what to do about it, all ranks decide together."""
         return self.signals.requested
+
+    def progress(self, wanted: bool = True) -> bool:
+        """Whether collectives under way move on by a thread of their own from now on, as `wanted` if possible. Local.
+
+        Holds for the world and for subgroups made from now on. Where the transport bears one thread only (an MPI that
+        grants less than MPI_THREAD_MULTIPLE), they move on in this rank's calls alone, and rank 0 says so.
+        """
+        possible = self.size > 1 and self.world.transport.concurrent
+        if wanted and self.size > 1 and not possible:
+            log.once(f"hpctrain: no progress thread, since {self.library or 'this transport'} grants less than "
+                     "MPI_THREAD_MULTIPLE; collectives under way move on only while a rank is in a call")
+        if (wanted and possible) != (self._progress is not None):
+            if self._progress is not None:
+                self._progress.close()
+            self._progress = Progress() if wanted else None
+            self.world.progress_by(self._progress)
+        return self._progress is not None
 
     def trainer(self, model: Model, **options: Any) -> Trainer:
         """A `hpctrain.runtime.step.Trainer` of `model` on this job; see there for the options. Collective.
@@ -119,6 +143,8 @@ class Context:
             _running.remove(self)
             with contextlib.suppress(ValueError):  # not the main thread
                 self.signals.close()
+            if self._progress is not None:
+                self._progress.close()  # before what it uses
             self.world.close()
             self._oversight.close()
 
@@ -141,6 +167,12 @@ class Context:
         node.close()
         return local_rank, core_sets
 
+    def _host(self, allowed: frozenset[int]) -> tuple[int, list[list[int]]]:
+        """The same of the real node, whose cores all its ranks share. Collective over all ranks."""
+        told = self.world.exchange((self.host, sorted(allowed)))
+        here = [rank for rank, (host, _) in enumerate(told) if host == self.host]
+        return here.index(self.rank), [told[rank][1] for rank in here]
+
     def _announce(self, allowed: frozenset[int]) -> None:
         chosen = self._threads.user_variable
         why = f"{chosen} is set" if chosen else f"allowed cores: {len(allowed)}, ranks on this node: {self.local_size}"
@@ -150,7 +182,8 @@ class Context:
 _running: list[Context] = []
 
 
-def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None) -> Context:
+def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None,
+          ranks_per_node: int | None = None, progress: bool = True) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
@@ -160,9 +193,14 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
         watch: how long ranks may wait for each other, and what is said then (see `Watch`); the same on all ranks.
         algorithms: a table made by `hpctrain bench tune`, read by rank 0, that chooses the collectives' algorithms;
             the shipped one where it has no row.
+        ranks_per_node: so many consecutive ranks of a node count as a node of their own; the same on all ranks. For
+            NUMA domains, between which memory is better not shared, and to imitate several nodes on one, for tests and
+            for a choice of algorithms.
+        progress: move collectives under way on by a thread of this process (see `Context.progress`).
 
     Raises:
-        ConfigError: `algorithms` is not such a table. On all ranks alike.
+        ConfigError: `algorithms` is not such a table, `ranks_per_node` no number of ranks, or not the same on all
+            ranks. On all ranks alike.
         LaunchError: MPI cannot be loaded though a launcher promised several ranks, or sees only one of them.
     """
     if _running:
@@ -173,23 +211,35 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     oversight = Oversight(watch, launch)
     env.complete_home()
     try:
-        from mpi4py import MPI
+        mpi = oversight.mpi_waits_for_all_ranks_to_start(_load_mpi)
     except (ImportError, RuntimeError, OSError) as error:
+        _check_ranks_per_node([ranks_per_node])
         transport, library, warnings = _without_mpi(error, launch, strict), None, env.oddities()
     else:
-        library = describe(MPI)
-        warnings = _examine(MPI.COMM_WORLD.Get_size(), launch, library, strict)
-        transport = _with_mpi(MPI)
+        library = describe(mpi)
+        warnings = _examine(mpi.COMM_WORLD.Get_size(), launch, library, strict)
+        transport = _with_mpi(mpi, ranks_per_node)
     Threads(1, allowed).restore("MPI")
-    context = Context(transport, library, warnings, oversight)
+    context = Context(transport, library, warnings, oversight, imitated=ranks_per_node is not None)
     if context.rank == 0 and strict:
         for line in warnings:
             log.once(line, level=log.WARNING)
+        if context.crowding:
+            more = len(context.crowding) - 1
+            log.once(f"hpctrain: {context.crowding[0]}" + f" ({more} more nodes are alike)" * (more > 0))
     if algorithms is not None:
         text = context.world.on_root(lambda: read_text(algorithms))
         context.world.choose_by(Chooser.parse(text, source=str(algorithms)))
+    context.progress(progress)
     _running.append(context)
     return context
+
+
+def _load_mpi() -> Any:
+    """Starts MPI. Collective over all ranks."""
+    from mpi4py import MPI
+
+    return MPI
 
 
 def _examine(size: int, launch: env.Launch | None, library: MpiLibrary, strict: bool) -> list[str]:
@@ -201,13 +251,24 @@ def _examine(size: int, launch: env.Launch | None, library: MpiLibrary, strict: 
         return [str(error)]
 
 
-def _with_mpi(mpi: Any) -> Transport:
+def _check_ranks_per_node(values: Sequence[Any]) -> None:
+    """Refuses what the ranks gave; the same on all of them."""
+    for rank, value in enumerate(values):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"ranks_per_node = {value!r} on rank {rank}; legal are whole numbers from 1 up, or None")
+        if value != values[0]:
+            raise ConfigError(f"ranks_per_node = {value!r} on rank {rank}, but {values[0]!r} on rank 0; legal is one "
+                              "number, or None, on all ranks")
+
+
+def _with_mpi(mpi: Any, ranks_per_node: int | None) -> Transport:
     """Collective over all ranks."""
     from hpctrain.transport.mpi import MpiTransport
 
+    _check_ranks_per_node(mpi.COMM_WORLD.allgather(ranks_per_node))
     if mpi.COMM_WORLD.Get_size() > 1:
         abort.watch(mpi.COMM_WORLD.Dup())
-    return MpiTransport(mpi.COMM_WORLD)
+    return MpiTransport(mpi.COMM_WORLD, ranks_per_node=ranks_per_node)
 
 
 def _without_mpi(error: Exception, launch: env.Launch | None, strict: bool) -> Transport:

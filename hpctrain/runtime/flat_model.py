@@ -1,20 +1,27 @@
-"""A model whose parameters and gradients live in flat buffers that the transport allocated.
+"""A model whose parameters and gradients live in flat buffers, kept as the ZeRO stage says.
 
-Joins Model, Arrays and Transport; decides nothing. All buffers are made here, once.
+Joins Model, group and the zero engine; decides nothing that options do not say. All buffers are made here, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
-from hpctrain.errors import ConfigError
-from hpctrain.optim.flat import FlatBuffers
-from hpctrain.plan.flat import FlatLayout, flat_layouts
+from hpctrain.errors import ConfigError, UnsupportedError
+from hpctrain.optim.own import OwnBuffer
+from hpctrain.optim.precision import Precision
 from hpctrain.plan.placement import Placement
+from hpctrain.plan.shards import Range
+from hpctrain.zero.gradients import Gradients
+from hpctrain.zero.options import Zero
+from hpctrain.zero.parameters import Parameters, copies_of, node_memory
+from hpctrain.zero.regions import Region, Types, make_regions
+from hpctrain.zero.units import Units
 
 __all__ = ["FlatModel"]
 
@@ -22,44 +29,88 @@ __all__ = ["FlatModel"]
 class FlatModel:
     """The flat home of one model's parameters. Collective over `group` to make: all ranks get rank 0's values.
 
-    `trained[i]` are parameters with gradients, `frozen[i]` (layout, buffer) those without, one entry a dtype.
+    `regions[i]` are its buffers, trained ones first; `gradients.held[i]` belongs to `trained[i]`.
     """
 
-    def __init__(self, model: Model, group: Group) -> None:
-        self.model = model
+    def __init__(self, model: Model, group: Group, zero: Zero, precision: Precision, *, whole_tensors: bool) -> None:
+        self.model, self.group, self.zero = model, group, zero
         self.placements: tuple[Placement, ...] = tuple(model.placements)
         _check_same_model(self.placements, group)
-        trained = flat_layouts(p for p in self.placements if not p.frozen)
-        frozen = flat_layouts(p for p in self.placements if p.frozen)
-        self.trained = [FlatBuffers(x, self._new(x, group), self._new(x, group)) for x in trained]
-        self.frozen = [(x, self._new(x, group)) for x in frozen]
-        for b in self.trained:
-            for slot in b.layout.slots:
-                span = slice(slot.start, slot.stop)
-                model.bind(slot.name, b.parameters[span], b.gradients[span])
-        for layout, buffer in self.frozen:
-            for slot in layout.slots:
-                model.bind(slot.name, buffer[slot.start : slot.stop], None)
-        for array in (*(b.parameters for b in self.trained), *(f for _, f in self.frozen), *model.buffers().values()):
+        def regions(spread: bool) -> tuple[Region, ...]:
+            return make_regions(self.placements, model.units, lambda dtype: types_of(precision, dtype), zero, spread,
+                                group.size, whole_tensors=whole_tensors)
+
+        self.regions = regions(spread=False)
+        memory = node_memory(zero, group, self.regions)
+        if zero.stage == 3 and memory is None:
+            self.regions = regions(spread=True)
+        self.trained = tuple(r for r in self.regions if not r.frozen)
+        self.parameters = Parameters(model, group, self.regions, stage=zero.stage, shared=memory)
+        self.units = (Units(model, group, self.regions, self.parameters.held)
+                      if any(r.spread for r in self.regions) else None)
+        self.gradients = Gradients(group, model.arrays, self.trained, to_all=zero.stage == 0,
+                                   whole=zero.stage < 2 or zero.accumulate == "buffer",
+                                   starts=None if self.units is None else self.units.tell_reduction)
+        for array in model.buffers().values():
             group.broadcast(array)
+        self._updated = [self.updated_ranges(region) for region in self.trained]
 
-    def _new(self, layout: FlatLayout, group: Group) -> Array:
-        memory = group.transport.allocate(layout.count * dtype_of(layout.dtype).num_bytes)
-        return self.model.arrays.from_memory(memory, layout.dtype)
+    def updated_ranges(self, region: Region) -> tuple[Range, ...]:
+        """What this rank updates of a region, without empty ranges."""
+        return tuple((a, b) for a, b in region.updated_by(self.group.rank, self.zero.stage) if a < b)
 
-    def zero_gradients(self) -> None:
-        """Sets all gradients to zero. Local."""
-        for b in self.trained:
-            self.model.arrays.fill(b.gradients, 0)
+    def own_buffers(self) -> list[OwnBuffer]:
+        """What this rank updates, for an optimizer."""
+        made = []
+        for i, region in enumerate(self.trained):
+            held, master = self.parameters.held[i], self.parameters.masters[i]
+            ranges = self._updated[i]
+            copies = () if master is held else [held.piece(*r) for r in ranges]
+            dtype = region.layout.dtype if master is held else region.types.master
+            made.append(OwnBuffer(region.layout, dtype, ranges, [master.piece(*r) for r in ranges], copies))
+        return made
 
-    def gradients(self) -> Iterator[tuple[str, Array]]:
-        """(name, flat view of the gradient in memory: a sum over samples, see `optim.clip`). Local."""
-        for b in self.trained:
-            for slot in b.layout.slots:
-                yield slot.name, b.gradients[slot.start : slot.stop]
+    def own_gradients(self) -> list[list[Array]]:
+        """The gradients of what this rank updates, in the same order."""
+        return [[held.piece(*r) for r in ranges]
+                for held, ranges in zip(self.gradients.held, self._updated, strict=True)]
+
+    def counted_gradients(self) -> Iterator[Array]:
+        """The gradients that this rank counts in a norm: over all ranks each element is there once."""
+        for region, held in zip(self.trained, self.gradients.held, strict=True):
+            for start, stop in region.shards.owned(self.group.rank):
+                yield held.piece(start, stop)
+
+    def gradient_copies(self) -> Iterator[tuple[str, Array]]:
+        """(name, flat copy of the gradient in memory: a sum over samples, see `optim.clip`). Collective."""
+        for region, held in zip(self.trained, self.gradients.held, strict=True):
+            yield from copies_of(self.group, self.model, region, held, owned=self.zero.stage > 0)
+
+    @contextmanager
+    def gathered(self) -> Iterator[Model]:
+        """The model with all of its parameters there. Collective over the group."""
+        if self.units is not None:
+            self.units.open_all()
+        try:
+            yield self.model
+        finally:
+            if self.units is not None:
+                self.units.close_all()
 
 
-def _check_same_model(placements: tuple[Placement, ...], group: Group) -> None:
+def types_of(precision: Precision, dtype: str) -> Types:
+    """The types of parameters that the model has in `dtype`; what is no floating point number stays what it is."""
+    if dtype_of(dtype).kind != "float":
+        return Types(dtype, dtype, dtype, dtype)
+    found = precision.resolve(dtype)
+    if found.parameter != found.compute:
+        raise UnsupportedError(f"precision.parameter = {found.parameter!r} with precision.compute = {found.compute!r} is "
+                               "not supported: parameters live in the type of the arithmetic; for values in another "
+                               "type use precision.master")
+    return Types(found.compute, found.accumulate, found.reduce, found.master)
+
+
+def _check_same_model(placements: Sequence[Placement], group: Group) -> None:
     """Refuses, on all ranks alike, a model that is not the same everywhere."""
     mine = [sorted((key, str(value)) for key, value in asdict(p).items()) for p in placements]
     theirs = group.broadcast_value(mine)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Arrays
 from hpctrain.plan.memory import MemoryRow
 
-__all__ = ["Compared", "Process", "compare", "live", "process", "report"]
+__all__ = ["Compared", "Process", "compare", "num_bytes", "process", "report"]
 
 Span = tuple[float, float]  # least and most over the ranks
 
@@ -61,9 +61,9 @@ class Compared:
     difference: float | None
 
 
-def live(arrays: Arrays, held: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, int]]:
-    """(row name, bytes) of flat arrays given as (row name, array). Local."""
-    return ((name, len(arrays.memory(array))) for name, array in held)
+def num_bytes(arrays: Arrays, array: Array) -> int:
+    """Bytes of a flat array. Local."""
+    return len(arrays.memory(array))
 
 
 def process() -> Process:
@@ -95,9 +95,9 @@ def compare(group: Group, planned: Sequence[MemoryRow], measured: Iterable[tuple
     """
     names = [row.name for row in planned]
     found: dict[str, float] = {}
-    for name, num_bytes in measured:
+    for name, size in measured:
         key = name if name in names else OTHER
-        found[key] = found.get(key, 0) + num_bytes
+        found[key] = found.get(key, 0) + size
     pairs = [(row.num_bytes, found.get(row.name, -1)) for row in planned] + [(0, found.get(OTHER, 0))]
     known = [(plan, real) for plan, real in pairs if real >= 0]
     pairs.append((sum(plan for plan, _ in known), sum(real for _, real in known)))

@@ -6,10 +6,14 @@ watchdog.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hpctrain import env
 from hpctrain.collectives import Group
@@ -20,6 +24,8 @@ from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.watchdog import Watchdog
 
 __all__ = ["Oversight"]
+
+_GRACE = 2.0  # seconds for the watchdog to speak first
 
 
 class Oversight:
@@ -43,6 +49,23 @@ class Oversight:
                                   end=os._exit)
         self._watchdog.start()
         return self._watchdog
+
+    def mpi_waits_for_all_ranks_to_start(self, load: Callable[[], Any]) -> Any:
+        """What `load()` gives, MPI's module. Collective over all ranks.
+
+        The load holds Python's lock until every rank of the job has come: no thread of Python can speak meanwhile. A
+        thread of C prints the stacks, where this name tells what is waited for, and ends this process at the limit:
+        later than the watchdog, which says more, would do if it could.
+        """
+        limit, report = self.watch.limit_of("init"), self.watch.report
+        first = limit if limit is not None else report
+        if self._watchdog is None or first is None or "mpi4py.MPI" in sys.modules:
+            return load()
+        faulthandler.dump_traceback_later(first + _GRACE, repeat=limit is None, file=2, exit=limit is not None)
+        try:
+            return load()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def observer(self, transport: Transport) -> Observer | None:
         """What the world's group reports to; None where there are no others. Collective over the world."""

@@ -1,25 +1,29 @@
 """What a checkpoint holds of a trainer, and how each rank writes and reads its share.
 
-Every flat buffer (parameters, and each optimizer slot, laid out alike) is cut over the ranks by `plan.split`; a rank
-writes the tensor pieces that lie in its part, padding left out. Loading reads each rank's part of the *new* layout and
-gathers the rest from the others, so no byte is read twice, whatever the numbers of ranks were and are.
+Every flat buffer (parameters, and each optimizer slot, laid out alike) has owners (`plan.shards`), at every ZeRO stage
+the same ones; a rank writes the tensor pieces in what it owns, padding left out. Parameters are saved as the update sees
+them: where there is a master, in its type, and what the model computes with follows from it. Loading reads what a rank
+owns in the *new* layout and gathers the rest from the others, so no byte is read twice, whatever ranks, stage and types
+were and are.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint, Piece, Saver, TensorSpec, Want, find
-from hpctrain.contracts import Array
+from hpctrain.dtypes import dtype_of
 from hpctrain.errors import CheckpointError
 from hpctrain.optim.flat import FlatOptimizer
-from hpctrain.plan.flat import FlatLayout
-from hpctrain.plan.split import bounds, part
+from hpctrain.plan.flat import FlatLayout, FlatPiece
 from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.zero.held import Held, complete
+from hpctrain.zero.regions import Region
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
@@ -29,14 +33,24 @@ __all__ = ["SavedState"]
 
 @dataclass(frozen=True)
 class _Source:
-    """One flat buffer of the trainer and the names its tensors have in a file."""
+    """What this rank has of one flat buffer, its type, and the names that its tensors have in a file."""
 
-    layout: FlatLayout
-    array: Array
+    region: Region
+    held: Held
+    dtype: str
     role: str
+
+    @property
+    def layout(self) -> FlatLayout:
+        return self.region.layout
 
     def name(self, parameter: str) -> str:
         return parameter if self.role == "param" else f"optim.{self.role}.{parameter}"
+
+    def pieces(self, rank: int) -> Iterator[FlatPiece]:
+        """The tensor pieces that `rank` owns."""
+        for start, stop in self.region.shards.owned(rank):
+            yield from self.layout.pieces(start, stop)
 
 
 class SavedState:
@@ -49,15 +63,18 @@ class SavedState:
         self._model = flat.model
         self._optimizer = optimizer
         self._aliases = {p.name: list(p.aliases) for p in flat.placements if p.aliases}
-        self._sources = [_Source(b.layout, b.parameters, "param") for b in flat.trained]
-        self._sources += [_Source(layout, array, "param") for layout, array in flat.frozen]
-        self._sources += [_Source(b.layout, array, slot) for slot, state in optimizer.state.items()
-                          for b, array in zip(flat.trained, state, strict=True)]
+        self._flat = flat
+        self._sources = [_Source(region, master, self._arrays.dtype(master.array), "param")
+                         for region, master in zip(flat.regions, flat.parameters.masters, strict=True)]
+        self._sources += [_Source(region, Held(own.ranges, array), own.dtype, slot)
+                          for slot, state in optimizer.state.items()
+                          for region, own, array in zip(flat.trained, optimizer.buffers, state, strict=True)]
         self._savers: dict[tuple[Path, int], Saver] = {}  # each keeps its file templates
 
-    def save(self, root: Path, update: int, keep: int, data: dict[str, Any]) -> Path:
+    def save(self, root: Path, update: int, keep: int, data: dict[str, Any], loss_scale: dict[str, Any]) -> Path:
         """Writes checkpoint `update` under `root`."""
-        user = {"update": update, "data": data, "schedules": self._optimizer.schedule_state(), "aliases": self._aliases}
+        user = {"update": update, "data": data, "schedules": self._optimizer.schedule_state(), "aliases": self._aliases,
+                "loss_scale": loss_scale}
         pieces = [*self._pieces(), *self._buffer_pieces()]
         if (root, keep) not in self._savers:
             self._savers[root, keep] = Saver(root, self._group, keep=keep, env=self._context.description())
@@ -67,12 +84,9 @@ class SavedState:
     def _pieces(self) -> Iterator[Piece]:
         for source in self._sources:
             shapes = source.layout.by_name
-            for p in source.layout.pieces(*self._share(source.layout)):
-                spec = TensorSpec(source.name(p.name), source.layout.dtype, shapes[p.name].shape, source.role)
-                yield Piece(spec, p.start, p.stop, self._arrays.memory(source.array[p.flat_start : p.flat_stop]))
-
-    def _share(self, layout: FlatLayout) -> tuple[int, int]:
-        return part(layout.count, self._group.size, self._group.rank)
+            for p in source.pieces(self._group.rank):
+                spec = TensorSpec(source.name(p.name), source.dtype, shapes[p.name].shape, source.role)
+                yield Piece(spec, p.start, p.stop, self._arrays.memory(source.held.piece(p.flat_start, p.flat_stop)))
 
     def _buffer_pieces(self) -> Iterator[Piece]:
         """Buffers may differ between ranks (running statistics do); rank 0's are the ones that are kept."""
@@ -83,8 +97,10 @@ class SavedState:
             spec = TensorSpec(name, self._arrays.dtype(buffer), self._arrays.shape(buffer), "buffer")
             yield Piece(spec, 0, len(flat), self._arrays.memory(flat))
 
-    def load(self, where: Path, *, must_exist: bool) -> tuple[int, dict[str, Any]] | None:
-        """Reads a checkpoint into the live buffers; returns (applied updates, data), or None if there is none."""
+    def load(self, where: Path, *, must_exist: bool) -> tuple[int, dict[str, Any], dict[str, Any] | None] | None:
+        """Reads a checkpoint into the live buffers; returns (applied updates, data, loss scale), or None: there is
+        none.
+        """
         checkpoint = find(where, self._group, must_exist=must_exist)
         if checkpoint is None:
             return None
@@ -92,25 +108,30 @@ class SavedState:
             self._check(checkpoint)
         sources = [s for s in self._sources if self._is_saved(checkpoint, s)]
         with self._group.agree():
-            checkpoint.read([want for source in sources for want in self._wants(source, checkpoint)])
+            after: list[Callable[[], None]] = []
+            checkpoint.read([want for source in sources for want in self._wants(source, checkpoint, after)])
+            for store in after:
+                store()
             self._read_buffers(checkpoint)
         for source in sources:
-            self._group.all_gather_into(source.array, bounds(source.layout.count, self._group.size))
+            if source.role != "param" and source.held.whole(source.region.shards) and self._group.size > 1:
+                complete(self._group, source.region.shards, source.held)
+        self._flat.parameters.loaded()
         if checkpoint.world_size == self._group.size:
             self._model.restore_rank_state(checkpoint.rank_state(self._group.rank))
         self._optimizer.restore_schedules(checkpoint.user["schedules"])
-        return checkpoint.user["update"], checkpoint.user["data"]
+        return checkpoint.user["update"], checkpoint.user["data"], checkpoint.user.get("loss_scale")
 
     def _check(self, checkpoint: Checkpoint) -> None:
-        """The same parameters and buffers, by name, shape and dtype."""
-        mine = {s.name(slot.name): (slot.shape, s.layout.dtype) for s in self._sources if s.role == "param"
+        """The same parameters and buffers, by name, shape and dtype; floating point numbers of any width will do."""
+        mine = {s.name(slot.name): (slot.shape, s.dtype) for s in self._sources if s.role == "param"
                 for slot in s.layout.slots}
         mine |= {n: (self._arrays.shape(b), self._arrays.dtype(b)) for n, b in self._model.buffers().items()}
         saved = {n: (t.shape, t.dtype) for n, t in checkpoint.tensors.items() if t.role in ("param", "buffer")}
         problems = [f"{n!r} is missing in the file" for n in mine.keys() - saved.keys()]
         problems += [f"{n!r} is not in the model" for n in saved.keys() - mine.keys()]
         problems += [f"{n!r} is {saved[n]} in the file, {mine[n]} in the model" for n in mine.keys() & saved.keys()
-                     if saved[n] != mine[n]]
+                     if saved[n] != mine[n] and not (saved[n][0] == mine[n][0] and _floats(saved[n][1], mine[n][1]))]
         if problems:
             more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
             raise CheckpointError(f"{checkpoint.path} is of another model: {'; '.join(sorted(problems)[:8])}{more}")
@@ -122,17 +143,29 @@ class SavedState:
             warnings.warn(f"{checkpoint.path} has no {source.role!r} for {len(missing)} parameters ({missing[0]!r} is "
                           "one); this optimizer state starts fresh", stacklevel=2)
         if missing:
-            self._arrays.fill(source.array, 0)
+            self._arrays.fill(source.held.array, 0)
         return len(missing) < len(source.layout.slots)
 
-    def _wants(self, source: _Source, checkpoint: Checkpoint) -> Iterator[Want]:
-        for p in source.layout.pieces(*self._share(source.layout)):
+    def _wants(self, source: _Source, checkpoint: Checkpoint, after: list[Callable[[], None]]) -> Iterator[Want]:
+        """What this rank reads of a buffer; what is of another type in the file is stored by `after`."""
+        arrays = self._arrays
+        for p in source.pieces(self._group.rank):
             name = source.name(p.name)
-            if name in checkpoint.tensors:
-                yield Want(name, p.start, p.stop, self._arrays.memory(source.array[p.flat_start : p.flat_stop]))
+            if name not in checkpoint.tensors:
+                continue
+            home = into = source.held.piece(p.flat_start, p.flat_stop)
+            saved = checkpoint.tensors[name].dtype
+            if saved != source.dtype:
+                into = arrays.empty(p.stop - p.start, saved)
+                after.append(partial(arrays.assign, home, into))
+            yield Want(name, p.start, p.stop, arrays.memory(into))
 
     def _read_buffers(self, checkpoint: Checkpoint) -> None:
         for name, buffer in self._model.buffers().items():
             flat = self._arrays.to_flat(buffer)
             checkpoint.read([Want(name, 0, len(flat), self._arrays.memory(flat))])
             self._arrays.assign(buffer, flat)
+
+
+def _floats(*dtypes: str) -> bool:
+    return all(dtype_of(dtype).kind == "float" for dtype in dtypes)

@@ -29,7 +29,7 @@ def portrait(recorder: Recorder, *, rank: int, host: str, pid: int, thread: int)
     """The rank's note; `thread` is the identifier of the thread that is the rank."""
     now = time.monotonic()
     groups = tuple(GroupNote(c.group, c.ranks, c.count, tuple(_call(o, now) for o in c.tail()[-TAIL:]))
-                   for c in recorder.channels() if c.count)
+                   for c in recorder.channels() if c.tail())
     where, stacks = _stacks(thread)
     current = blocked(recorder)
     return Note(rank, host, pid, recorder.phase, now - recorder.last_event, where, groups,
@@ -41,8 +41,8 @@ def full_text(note: Note) -> str:
     lines = [f"rank {note.rank} ({note.host}, process {note.pid}): phase {note.phase}, nothing new for "
              f"{note.idle:.1f} s; stands at {note.where}"]
     for group in note.groups:
-        lines.append(f"  group {group.name!r}, ranks {list(group.ranks)}: {group.count} operations, the last ones:")
-        lines += [f"    {c.sequence:6d} {c.state:8s} {c.seconds:8.1f} s ago  {c.phase:10s} {c}, {c.origin}"
+        lines.append(f"  group {group.name!r}, ranks {list(group.ranks)}: {group.count} collectives; what was last:")
+        lines += [f"    {c.sequence or '-':>6} {c.state:8s} {c.seconds:8.1f} s ago  {c.phase:10s} {c}, {c.origin}"
                   for c in group.tail]
     for name, stack in note.stacks.items():
         lines.append(f"  thread {name}, innermost call last:")

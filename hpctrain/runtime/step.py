@@ -1,8 +1,9 @@
-"""One training step, and the trainer that repeats it: joins model, reduction, optimizer and checkpoint.
+"""One training step, and the trainer that repeats it: joins model, gradients, optimizer and checkpoint.
 
-    F0 B0 F1 B1* R U      the schedule (plan.schedule), run by the pipeline executor
-            |    | `----- optimizer.apply(scale = clip / global weight)
-            |    `------- reduction.finish, then one small reduction: loss, weight, norm, stop flag
+    F0 B0 F1 B1* R U      the schedule (plan.schedule), run by `passes`
+            |    | `----- one small reduction: loss, weight, norm, stop flag (`decision`);
+            |    |        optimizer.apply(scale = clip / (global weight * loss scale)); all see what owners updated
+            |    `------- gradients.finish
             `------------ each complete gradient bucket starts its reduction
 
 The definition of the loss is (sum of loss terms) / (global weight) over accumulation and the data axis; the step's
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
@@ -21,21 +23,18 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import log
 from hpctrain.contracts import Array, Model
 from hpctrain.errors import ConfigError, NonFiniteError
-from hpctrain.optim.clip import gradient_norm, update_scale
+from hpctrain.optim.clip import norm_of, update_scale
 from hpctrain.optim.flat import FlatOptimizer
 from hpctrain.optim.groups import resolve_groups
-from hpctrain.optim.options import Optimizer, ParameterGroup
-from hpctrain.optim.schedule import Constant, Schedule
-from hpctrain.pipeline.executor import execute
-from hpctrain.plan.flat import BUCKET_BYTES, make_buckets
-from hpctrain.plan.memory import MemoryRow, Partition, StateTypes, by_layout
-from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads, accumulate
-from hpctrain.plan.split import part
+from hpctrain.optim.loss_scale import default_loss_scale
+from hpctrain.plan.memory import MemoryRow, Partition, by_regions
+from hpctrain.runtime.decision import Decider, Decision
 from hpctrain.runtime.flat_model import FlatModel
-from hpctrain.runtime.memory import live, report
+from hpctrain.runtime.memory import num_bytes, report
+from hpctrain.runtime.options import TrainerOptions
+from hpctrain.runtime.passes import Passes
 from hpctrain.runtime.saved_state import SavedState
 from hpctrain.runtime.straggler import StepTimes
-from hpctrain.zero.reduction import GradientReduction
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
@@ -47,10 +46,10 @@ __all__ = ["Evaluation", "StepResult", "Trainer"]
 class StepResult:
     """What one step did; the same on all ranks.
 
-    `loss` is global (sum of loss terms) / weight; `gradient_norm` is the L2 norm before clipping; `lr` that of the
-    last group; `update` counts applied updates, this one included. `skipped` tells why nothing was applied ("" if it
-    was): "no data" when no rank had a micro-batch, "not finite" when the gradient was not. `stop`: some rank was
-    asked to end (a signal): save and leave.
+    `loss` is global (sum of loss terms) / weight; `gradient_norm` is the norm before clipping; `lr` that of the last
+    group; `update` counts applied updates, this one included. `skipped` tells why nothing was applied ("" if it was):
+    "no data" when no rank had a micro-batch, "not finite" when the loss or the gradient was not. `stop`: some rank was
+    asked to end (a signal): save and leave. `loss_scale` is what the loss was multiplied by in this step.
     """
 
     loss: float
@@ -60,6 +59,7 @@ class StepResult:
     update: int
     skipped: str
     stop: bool
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,38 +73,41 @@ class Evaluation:
 class Trainer:
     """Trains one model data-parallel over all ranks of the context. Collective over the world to make.
 
-    After `max_skips` steps in a row whose gradient was not finite, `step` raises NonFiniteError on all ranks.
+    `options` are those of `TrainerOptions`; `optimizer` is the only one without a default.
     """
 
-    def __init__(self, context: Context, model: Model, *, optimizer: Optimizer, groups: Sequence[ParameterGroup] = (),
-                 schedule: Schedule | None = None, clip_norm: float | None = None, bucket_bytes: int = BUCKET_BYTES,
-                 max_skips: int = 10) -> None:
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm = {clip_norm!r} is not legal; legal are numbers above 0, or None (off)")
-        self._context = context
-        self._group = context.world
-        self._arrays = model.arrays
-        self._flat = FlatModel(model, self._group)
+    def __init__(self, context: Context, model: Model, **options: Any) -> None:
+        self.options = TrainerOptions(**options)
+        o = self.options
+        self._context, self._group, self._arrays = context, context.world, model.arrays
+        self._flat = FlatModel(model, self._group, o.zero, o.precision,
+                               whole_tensors=o.optimizer.ownership == "tensor")
         trained = [p for p in self._flat.placements if not p.frozen]
-        resolved = resolve_groups(trained, optimizer, groups, schedule or Constant())
-        self.optimizer = FlatOptimizer(self._arrays, optimizer, resolved, self._flat.trained)
-        buckets = [(b.gradients, bucket) for b in self._flat.trained for bucket in make_buckets(b.layout, bucket_bytes)]
-        self._reduction = GradientReduction(self._group, buckets)
-        self._totals = self._arrays.zeros(5, "float64")
+        self.optimizer = FlatOptimizer(self._arrays, o.optimizer, resolve_groups(trained, o.optimizer, o.groups,
+                                                                                 o.schedule), self._flat.own_buffers())
+        self._gradients = self._flat.own_gradients()
+        self._norm = norm_of(o.norm_kind)
+        self._decider = Decider(self._group, self._arrays, self._norm)
+        self._scaling = o.loss_scale or default_loss_scale(any(r.layout.dtype == "float16" for r in self._flat.trained))
+        self.loss_scale = self._scaling.start()
         self._saved = SavedState(context, self._flat, self.optimizer)
         self._during = context.recorder.during
         every = context.watch.straggler if self._group.size > 1 else 0
         self._times = StepTimes(self._group, context.recorder, context.host, every, log.warning)
-        self._clip_norm = clip_norm
-        self._max_skips, self._skips = max_skips, 0
+        self._passes = Passes(self._flat, self._decider, self._times.part)
+        self._skips = 0
         self.num_updates = 0
         self._gradient_factor = 1.0
-        self.unused: frozenset[str] = frozenset()
 
     @property
     def model(self) -> Model:
         """The model that is trained."""
         return self._flat.model
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Parameters that no backward of the last step reached on this rank."""
+        return self._passes.unused
 
     def step(self, micro_batches: Iterable[Any]) -> StepResult:
         """One update from this rank's micro-batches (none is legal). Collective over the data axis."""
@@ -114,86 +117,70 @@ class Trainer:
         return result
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
-        stashes: dict[int, Any] = {}
-        terms = [0.0, 0.0]
-        result: list[StepResult] = []
-
-        def forward(action: Forward) -> None:
-            (loss_sum, weight), stashes[action.micro_batch] = self.model.forward(batches[action.micro_batch])
-            terms[0] += loss_sum
-            terms[1] += weight
-            self._times.part("forward")
-
-        def backward(action: Backward) -> None:
-            ready = self._reduction.ready if action.completes else _ignore
-            self.model.backward(stashes.pop(action.micro_batch), None, ready)
-            self._times.part("backward")
-
-        def reduce_gradients(action: ReduceGrads) -> None:
-            self.unused = self._reduction.finish()
-
-        def update(action: OptimizerStep) -> None:
-            result.append(self._update(*terms))
-
         self._times.part("data")
-        self._flat.zero_gradients()
-        execute(accumulate(len(batches)), {Forward: forward, Backward: backward, ReduceGrads: reduce_gradients,
-                                           OptimizerStep: update})
-        return result[0]
-
-    def _update(self, loss_sum: float, weight: float) -> StepResult:
-        """The joint decision, and the update if it is one. Collective over the data axis."""
-        loss_sum, weight, squares, stop = self._reduce_totals(
-            loss_sum, weight, self._own_sum_of_squares(), float(self._context.stop_requested))
+        scale, random = self.loss_scale.scale, self.model.rank_state()
+        loss_sum, weight = self._passes.train(batches, scale)
+        partial = self._norm.partial(self._arrays, self._flat.counted_gradients())
+        decision = self._decider.decide(loss_sum, weight, partial, self._context.stop_requested, scale)
         rates = self.optimizer.learning_rates(self.num_updates)
-        norm = gradient_norm(squares, weight) if weight and squares >= 0 else nan
-        skipped = "no data" if weight == 0 else "" if isfinite(norm) and isfinite(loss_sum) else "not finite"
-        scale = 1.0
-        if not skipped:
-            scale = update_scale(norm, weight, self._clip_norm)
-            self.optimizer.apply(self.num_updates, scale)
-            self.num_updates += 1
-        self._gradient_factor = 1 / (scale * weight) if weight else 1.0
-        self._count_skips(skipped)
-        loss = loss_sum / weight if weight else nan
-        return StepResult(loss, weight, norm, rates[-1], self.num_updates, skipped, stop > 0)
+        factor = self._apply(decision, scale)
+        self._gradient_factor = 1 / (factor * decision.weight * scale) if decision.weight else 1.0
+        self._judge(decision, batches, random)
+        return StepResult(decision.loss, decision.weight, decision.norm, rates[-1], self.num_updates,
+                          self._verdict(decision), decision.stop, scale)
 
-    def _own_sum_of_squares(self) -> float:
-        """This rank's part of the norm: each logical element is counted by one rank."""
-        total = 0.0
-        for b in self._flat.trained:
-            start, stop = part(b.layout.count, self._group.size, self._group.rank)
-            total += self._arrays.sum_of_squares(b.gradients[start:stop])
-        return total
+    def _verdict(self, decision: Decision) -> str:
+        """Why the step is skipped, under this trainer's policy."""
+        ignored = decision.skipped == "not finite" and self.options.non_finite == "ignore"
+        return "" if ignored else decision.skipped
 
-    def _reduce_totals(self, *values: float) -> list[float]:
-        """Sums a few numbers over the data axis, the same bits on every rank."""
-        for i, value in enumerate(values):
-            self._arrays.fill(self._totals[i : i + 1], value)
-        self._group.all_reduce(self._totals)
-        return [float(x) for x in self._totals[: len(values)]]
+    def _apply(self, decision: Decision, scale: float) -> float:
+        """The update, if it is one; returns the factor by which the gradients in memory were multiplied."""
+        if self._verdict(decision):
+            return 1.0
+        norm = decision.norm if isfinite(decision.norm) else 0.0  # no clipping by what is no number
+        factor = update_scale(norm, decision.weight * scale, self.options.clip_norm)
+        self.optimizer.apply(self.num_updates, factor, self._gradients)
+        self._flat.parameters.updated()
+        self.num_updates += 1
+        return factor
 
-    def _count_skips(self, skipped: str) -> None:
-        if skipped != "not finite":
+    def _judge(self, decision: Decision, batches: Sequence[Any], random: dict[str, bytes]) -> None:
+        """Moves the loss scale, counts skips, and says or raises what has to be said. Collective over the data axis."""
+        if decision.skipped == "no data":
+            return
+        bad = decision.skipped == "not finite"
+        before, self.loss_scale = self.loss_scale, self._scaling.after(self.loss_scale, bad)
+        if not bad:
             self._skips = 0
             return
+        adapts = isfinite(decision.loss_sum) and self.loss_scale != before
+        if self.options.non_finite == "ignore" or (adapts and self.options.non_finite == "skip"):
+            return
         self._skips += 1
+        where = self._search(batches, random)
+        text = f"update {self.num_updates}: the loss or the gradient is not finite ({where})"
+        if self.options.non_finite == "stop":
+            raise NonFiniteError(text)
         if self._context.rank == 0:
-            warnings.warn(f"update {self.num_updates}: the gradient is not finite, step skipped on all ranks "
-                          f"({self._skips} in a row)", stacklevel=4)
-        if self._skips >= self._max_skips:
-            raise NonFiniteError(f"{self._skips} steps in a row had a gradient that is not finite; lower the learning "
+            warnings.warn(f"{text}, step skipped on all ranks ({self._skips} in a row)", stacklevel=4)
+        if self._skips >= self.options.max_skips:
+            raise NonFiniteError(f"{self._skips} steps in a row were not finite, the last: {text}; lower the learning "
                                  "rate, or look for bad samples in the last batches")
+
+    def _search(self, batches: Sequence[Any], random: dict[str, bytes]) -> str:
+        """The first rank, micro-batch and parameter with a value that is not finite. Collective over the data axis."""
+        now = self.model.rank_state()
+        self.model.restore_rank_state(random)
+        found = self._passes.search(batches, self.loss_scale.scale)
+        self.model.restore_rank_state(now)
+        told = [f"rank {rank}, {text}" for rank, text in enumerate(self._group.exchange(found)) if text]
+        return told[0] if told else "only in the sum over ranks and micro-batches"
 
     def evaluate(self, micro_batches: Iterable[Any]) -> Evaluation:
         """Loss over all ranks' micro-batches, forward only; ranks may have different numbers. Collective."""
-        terms = [0.0, 0.0]
         with self._during("step"):
-            for batch in micro_batches:
-                (loss_sum, weight), _ = self.model.forward(batch, training=False)
-                terms[0] += loss_sum
-                terms[1] += weight
-            loss_sum, weight = self._reduce_totals(*terms)
+            loss_sum, weight = self._decider.add(*self._passes.evaluate(micro_batches))
         return Evaluation(loss_sum / weight if weight else nan, weight)
 
     def observe(self, value: float) -> None:
@@ -201,31 +188,54 @@ class Trainer:
         self.optimizer.observe(self._group.broadcast_value(float(value)))
 
     def gradients(self) -> Iterator[tuple[str, Array]]:
-        """(name, flat gradient of the last step's loss, before clipping), as copies. Local."""
-        for name, gradient in self._flat.gradients():
-            copy = self._arrays.to_flat(gradient)
-            self._arrays.scale(copy, self._gradient_factor)
-            yield name, copy
+        """(name, flat gradient of the last step's loss, before clipping), as copies. Collective over the data axis."""
+        for name, gradient in self._flat.gradient_copies():
+            self._arrays.scale(gradient, self._gradient_factor)
+            yield name, gradient
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """(name, flat values) of all parameters, as copies. Collective over the data axis."""
+        return self._flat.parameters.values()
+
+    @contextmanager
+    def gathered(self) -> Iterator[Model]:
+        """Within it every rank can read and run the whole model, also where parameters are spread over the ranks.
+
+        Collective over the data axis; what happens within is local. Changes to parameters are lost.
+        """
+        with self._flat.gathered() as model:
+            yield model
 
     def memory_report(self) -> str:
         """Memory that was planned and that is there, all ranks, as a table; the same on every rank. Collective."""
-        return report(self._group, self._planned_memory(), live(self._arrays, self._held()))
+        return report(self._group, self._planned_memory(), self._held())
 
     def _planned_memory(self) -> tuple[MemoryRow, ...]:
-        types = StateTypes(num_moments=len(self.optimizer.state))
-        return by_layout(self._flat.placements, self._group.rank, types, Partition(self._group.size))
+        zero, n = self.options.zero, self._group.size
+        share = "node" if self._flat.parameters.shared else "none"
+        return by_regions(self._flat.regions, self._group.rank, Partition(n, zero.stage, share, n, zero.accumulate),
+                          num_moments=len(self.optimizer.state))
 
-    def _held(self) -> Iterator[tuple[str, Array]]:
-        """(row of the memory plan, flat buffer) of all that this rank holds."""
-        for b in self._flat.trained:
-            yield from (("parameters", b.parameters), ("gradients", b.gradients))
-        yield from (("parameters", buffer) for _, buffer in self._flat.frozen)
-        yield from (("moments", state) for slot in self.optimizer.state.values() for state in slot)
+    def _held(self) -> Iterator[tuple[str, int]]:
+        """(row of the memory plan, bytes) of all that this rank holds; of a node's memory its share."""
+        flat, n = self._flat, self._group.size
+        shares = n if flat.parameters.shared else 1
+        for held, master in zip(flat.parameters.held, flat.parameters.masters, strict=True):
+            yield "parameters", num_bytes(self._arrays, held.array) // shares
+            if master is not held:
+                yield "master", num_bytes(self._arrays, master.array)
+        units = [] if flat.units is None else flat.units.windows
+        arrays = [*(("gradients", held.array) for held in flat.gradients.held),
+                  *(("gradient windows", window) for window in flat.gradients.windows),
+                  *(("gather windows", window) for window in units),
+                  *(("moments", state) for slot in self.optimizer.state.values() for state in slot)]
+        yield from ((name, num_bytes(self._arrays, array)) for name, array in arrays)
 
     def save(self, root: str | Path, *, keep: int = 2, data: dict[str, Any] | None = None) -> Path:
         """Writes a checkpoint of everything, with `data` (JSON values: where the data stands). Collective."""
         with self._during("checkpoint"):
-            return self._saved.save(Path(root), self.num_updates, keep, data or {})
+            return self._saved.save(Path(root), self.num_updates, keep, data or {},
+                                    self._scaling.save(self.loss_scale))
 
     def resume(self, where: str | Path, *, policy: str = "auto") -> dict[str, Any] | None:
         """Loads a checkpoint of any number of ranks and returns the `data` saved with it. Collective.
@@ -239,9 +249,6 @@ class Trainer:
             found = self._saved.load(Path(where), must_exist=policy == "require")
         if found is None:
             return None
-        self.num_updates, data = found
+        self.num_updates, data, scaling = found
+        self.loss_scale = self._scaling.restore(scaling)
         return data
-
-
-def _ignore(name: str) -> None:
-    """A micro-batch that does not complete the gradient."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from fractions import Fraction
 
 from hpctrain import log
 from hpctrain.contracts import Array, Arrays, ArraysOf
+from hpctrain.runtime.cores import fair_shares
 
 __all__ = ["Threads", "allowed_cores", "fair_share"]
 
@@ -29,21 +29,9 @@ def allowed_cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def fair_share(core_sets: Sequence[Iterable[int]], local_rank: int) -> int:
-    """Threads for one of the ranks of a node: the cores it may use, each divided by the ranks that may use it.
-
-        sets {0,1,2,3} {0,1,2,3}    shares 4/2 = 2, 2        nobody is bound
-        sets {0,1} {2,3}            shares 2, 2              bound to cores of their own
-        sets {0} {0,1,2}            shares 1 (from 1/2), 2 (from 5/2)
-
-    At least 1. Pure; a core is counted once a set.
-    """
-    users: dict[int, int] = {}
-    for core_set in core_sets:
-        for core in set(core_set):
-            users[core] = users.get(core, 0) + 1
-    share = sum((Fraction(1, users[core]) for core in set(core_sets[local_rank])), Fraction(0))
-    return max(1, int(share))
+def fair_share(core_sets: Sequence[Sequence[int]], local_rank: int) -> int:
+    """Threads for one of the ranks of a node: its fair share of the cores, rounded down; at least 1. Pure."""
+    return max(1, int(fair_shares(core_sets)[local_rank]))
 
 
 class Threads:

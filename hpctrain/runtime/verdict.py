@@ -43,6 +43,11 @@ class Call:
         return describe_call(self.operation, self.dtype, self.count, self.name)
 
     @property
+    def is_message(self) -> bool:
+        """Whether it is between two ranks, and not a collective."""
+        return self.sequence == 0
+
+    @property
     def origin(self) -> str:
         """`Trainer.save called at train.py:12 in main`."""
         return f"{self.call or self.operation} called at {self.by}"
@@ -128,12 +133,12 @@ def judge(notes: Mapping[int, Note], size: int, watch: Watch, *, ending: bool) -
         lines = [*lines[:_LINES], f"  ... and {len(lines) - _LINES} more lines in the report"]
     waiting = {rank: note.current for rank, note in notes.items() if note.waits and note.current is not None}
     places = {(name, _ranks(notes[rank], name), call.sequence) for rank, (name, call) in waiting.items()}
-    together = len(waiting) == size and len(places) == 1
+    together = len(waiting) == size and len(places) == 1 and not any(call.is_message for _, call in waiting.values())
     if together:
         lines.append("  all ranks are in the same operation: look at the network and the MPI library")
-    for name, ranks, _ in sorted(places)[:4]:
-        lines += _collective(ranks, [call for rank, (group, call) in waiting.items()
-                                     if (group, _ranks(notes[rank], group)) == (name, ranks)])
+    for name, ranks, _ in sorted(place for place in places if place[2])[:4]:
+        lines += _collective(ranks, [call for rank, (group, call) in waiting.items() if not call.is_message
+                                     and (group, _ranks(notes[rank], group)) == (name, ranks)])
     return Verdict("together" if together else "missing", tuple(lines))
 
 
@@ -148,6 +153,8 @@ def _mismatch(notes: Mapping[int, Note]) -> tuple[str, tuple[int, ...], int, dic
     for rank, note in notes.items():
         for group in note.groups:
             for call in group.tail:
+                if call.is_message:
+                    continue
                 seen.setdefault((group.name, group.ranks, call.sequence), {})[rank] = call
     for (name, ranks, sequence), calls in sorted(seen.items(), key=lambda item: item[0][2]):
         if len({call.fingerprint for call in calls.values()}) > 1:
@@ -185,10 +192,14 @@ def _state(note: Note | None) -> str:
                 "Python's lock; or it does not see the directory of the report")
     if note.current is not None and note.waits:
         name, call = note.current
-        return f"waiting in {call}, operation {call.sequence} of group {name!r}, {call.origin}"
+        return f"waiting in {call}, {_place(name, call)}, {call.origin}"
     last = [(group.name, group.tail[-1]) for group in note.groups if group.tail]
     if not last:
         return f"in phase {note.phase}, no collective yet; its Python stands at {note.where}"
     name, call = min(last, key=lambda pair: pair[1].seconds)
-    return (f"not in a collective (phase {note.phase}, {note.host}); its last was operation {call.sequence} of group "
-            f"{name!r}, {call}, {call.origin}; its Python stands at {note.where}")
+    return (f"not in a collective (phase {note.phase}, {note.host}); its last was {_place(name, call)}, "
+            f"{call}, {call.origin}; its Python stands at {note.where}")
+
+
+def _place(group: str, call: Call) -> str:
+    return f"a message in group {group!r}" if call.is_message else f"operation {call.sequence} of group {group!r}"

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
-from hpctrain.contracts import Shared
-from hpctrain.errors import TransportError
+from hpctrain.contracts import Native, Place
 from hpctrain.transport.memory import allocate
+from hpctrain.transport.native import MpiNative
+from hpctrain.transport.places import Places, Table
+from hpctrain.transport.request import Message, Pieces, failed
 from hpctrain.transport.shared import NodeMemory
 
 __all__ = ["MESSAGE_LIMIT", "MpiTransport"]
@@ -23,132 +25,87 @@ __all__ = ["MESSAGE_LIMIT", "MpiTransport"]
 MESSAGE_LIMIT = 1 << 30
 
 
-class _Message:
-    """One MPI request; fulfils `contracts.Request`. `expected` is the length of a receive, -1 for a send."""
-
-    __slots__ = ("_expected", "_finished", "_request", "_status")
-
-    def __init__(self, request: MPI.Request, expected: int) -> None:
-        self._request, self._expected = request, expected
-        self._status = MPI.Status() if expected >= 0 else None
-        self._finished = False
-
-    def done(self) -> bool:
-        if not self._finished:
-            try:
-                arrived = self._request.Test(self._status)
-            except MPI.Exception as error:
-                raise TransportError(f"MPI failed: {error}") from error
-            if arrived:
-                self._finish()
-        return self._finished
-
-    def wait(self) -> None:
-        if not self._finished:
-            try:
-                self._request.Wait(self._status)
-            except MPI.Exception as error:
-                raise TransportError(f"MPI failed: {error}") from error
-            self._finish()
-
-    def _finish(self) -> None:
-        self._finished = True
-        if self._status is not None and self._status.Get_count(MPI.BYTE) != self._expected:
-            raise TransportError(
-                f"a message of {self._status.Get_count(MPI.BYTE)} bytes from rank {self._status.Get_source()} "
-                f"met a receive of {self._expected} bytes"
-            )
-
-
-class _Pieces:
-    """A message that was cut; done when all its pieces are."""
-
-    __slots__ = ("_pieces",)
-
-    def __init__(self, pieces: list[_Message]) -> None:
-        self._pieces = pieces
-
-    def done(self) -> bool:
-        return all([piece.done() for piece in self._pieces])
-
-    def wait(self) -> None:
-        for piece in self._pieces:
-            piece.wait()
-
-
 class MpiTransport:
     """See `hpctrain.contracts.Transport`.
 
     Made on all ranks of `communicator` together, which is duplicated: traffic of the program's own cannot mix with
-    ours. `message_limit` is the longest piece in bytes.
+    ours. `message_limit` is the longest piece in bytes. `ranks_per_node` imitates nodes on one: so many consecutive
+    ranks of a node count as one, the last few ranks as a smaller one.
     """
 
     name = "mpi"
 
-    def __init__(self, communicator: MPI.Intracomm = MPI.COMM_WORLD, *, message_limit: int = MESSAGE_LIMIT) -> None:
-        node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
-        try:
-            everyone, on_node = communicator.Get_group(), node.Get_group()
-            node_ranks = tuple(sorted(on_node.Translate_ranks(None, everyone)))
-            everyone.Free()
-            on_node.Free()
-        finally:
-            node.Free()
-        self._adopt(communicator.Dup(), node_ranks, message_limit)
+    def __init__(self, communicator: MPI.Intracomm = MPI.COMM_WORLD, *, message_limit: int = MESSAGE_LIMIT,
+                 ranks_per_node: int | None = None) -> None:
+        assert message_limit > 0 and (ranks_per_node is None or ranks_per_node > 0)
+        nodes = _nodes(communicator, ranks_per_node)
+        rank = communicator.Get_rank()
+        self._adopt(communicator.Dup(), Places(Table(rank), range(len(nodes)), nodes, rank), message_limit)
 
-    def _adopt(self, communicator: MPI.Intracomm, node_ranks: tuple[int, ...], message_limit: int) -> None:
-        assert message_limit > 0
+    def _adopt(self, communicator: MPI.Intracomm, places: Places, message_limit: int, *,
+               may_share: bool = True) -> None:
         communicator.Set_errhandler(MPI.ERRORS_RETURN)
         self._communicator = communicator
-        self._node_ranks = node_ranks
+        self._places = places
         self.message_limit = message_limit
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
-        self._node_memory = NodeMemory(communicator) if 1 < self.size == len(node_ranks) else None
+        self.concurrent = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._native = MpiNative(communicator, message_limit) if self.size > 1 else None
+        self.native: Native | None = self._native
+        self._node_memory = NodeMemory(communicator, places) if may_share and places.possible else None
 
     def allocate(self, num_bytes: int) -> memoryview:
         if self._node_memory is None or num_bytes == 0:
             return allocate(num_bytes)
         made = self._node_memory.allocate(num_bytes)
-        if isinstance(made, memoryview):
-            return made
+        return made if isinstance(made, memoryview) else self._unshared(made) or allocate(num_bytes)
+
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        if num_bytes == 0 or not self._places.possible:
+            return allocate(num_bytes)
+        if self._node_memory is None:
+            return None
+        made = self._node_memory.allocate_together(num_bytes)
+        return made if isinstance(made, memoryview) else self._unshared(made)
+
+    def _unshared(self, reason: str) -> None:
+        """From now on nothing is shared."""
         if self.rank == 0:
-            text = f"ranks of this node exchange by messages, since they cannot share memory: {made}"
-            warnings.warn(text, stacklevel=2)
+            text = f"ranks of one node exchange by messages, since they cannot share memory: {reason}"
+            warnings.warn(text, stacklevel=3)
         self._node_memory = None
-        return allocate(num_bytes)
 
     @property
     def shares(self) -> bool:
-        return self._node_memory is not None and len(self._node_memory) > 0
+        return self._places.shares
 
-    def shared(self, memory: memoryview) -> Shared | None:
-        return None if self._node_memory is None else self._node_memory.find(memory)
+    def place(self, memory: memoryview) -> Place | None:
+        return self._places.place(memory)
 
-    def send(self, data: memoryview, destination: int, tag: int) -> _Message | _Pieces:
+    def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
+        return self._places.view(rank, place, num_bytes)
+
+    def send(self, data: memoryview, destination: int, tag: int) -> Message | Pieces:
         if len(data) <= self.message_limit:
             return self._send(data, destination, tag)
-        return _Pieces([self._send(piece, destination, tag) for piece in self._cut(data)])
+        return Pieces([self._send(piece, destination, tag) for piece in self._cut(data)])
 
-    def recv(self, data: memoryview, source: int, tag: int) -> _Message | _Pieces:
+    def recv(self, data: memoryview, source: int, tag: int) -> Message | Pieces:
         if len(data) <= self.message_limit:
             return self._recv(data, source, tag)
-        return _Pieces([self._recv(piece, source, tag) for piece in self._cut(data)])
+        return Pieces([self._recv(piece, source, tag) for piece in self._cut(data)])
 
-    def _send(self, data: memoryview, destination: int, tag: int) -> _Message:
+    def _send(self, data: memoryview, destination: int, tag: int) -> Message:
         try:
-            return _Message(self._communicator.Isend([data, len(data), MPI.BYTE], destination, tag), -1)
+            return Message(self._communicator.Isend([data, len(data), MPI.BYTE], destination, tag))
         except MPI.Exception as error:
-            raise self._refused(error) from error
+            raise failed(self._communicator, error) from error
 
-    def _recv(self, data: memoryview, source: int, tag: int) -> _Message:
+    def _recv(self, data: memoryview, source: int, tag: int) -> Message:
         try:
-            return _Message(self._communicator.Irecv([data, len(data), MPI.BYTE], source, tag), len(data))
+            return Message(self._communicator.Irecv([data, len(data), MPI.BYTE], source, tag), len(data))
         except MPI.Exception as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: MPI.Exception) -> TransportError:
-        closed = self._communicator == MPI.COMM_NULL
-        return TransportError("the transport is closed" if closed else f"MPI failed: {error}")
+            raise failed(self._communicator, error) from error
 
     def _cut(self, data: memoryview) -> list[memoryview]:
         return [data[i : i + self.message_limit] for i in range(0, len(data), self.message_limit)]
@@ -164,12 +121,12 @@ class MpiTransport:
             members.Free()
             everyone.Free()
         made = MpiTransport.__new__(MpiTransport)
-        near = tuple(i for i, rank in enumerate(ranks) if rank in self._node_ranks)
-        made._adopt(communicator, near, self.message_limit)
+        places = self._places.subgroup(ranks, communicator.Get_rank())
+        made._adopt(communicator, places, self.message_limit, may_share=self._node_memory is not None)
         return made
 
     def node_ranks(self) -> tuple[int, ...]:
-        return self._node_ranks
+        return self._places.node_ranks
 
     def abort(self, code: int) -> None:
         MPI.COMM_WORLD.Abort(code)
@@ -177,3 +134,16 @@ class MpiTransport:
     def close(self) -> None:
         if self._communicator != MPI.COMM_NULL:
             self._communicator.Free()
+        if self._native is not None:
+            self._native.close()
+
+
+def _nodes(communicator: MPI.Intracomm, ranks_per_node: int | None) -> list[tuple[int, int]]:
+    """What tells each rank's node from the others. Collective."""
+    near = communicator.Split_type(MPI.COMM_TYPE_SHARED, communicator.Get_rank())
+    try:
+        first = near.bcast(communicator.Get_rank())
+    finally:
+        near.Free()
+    firsts = communicator.allgather(first)
+    return [(first, rank // ranks_per_node if ranks_per_node else 0) for rank, first in enumerate(firsts)]

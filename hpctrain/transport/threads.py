@@ -7,18 +7,20 @@ Python's lock keeps threads from being fast.
 
 from __future__ import annotations
 
-import ctypes
+import mmap
 import os
 import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.contracts import Place
+from hpctrain.contracts import Native, Place
 from hpctrain.errors import TransportError
 from hpctrain.transport.memory import allocate
+from hpctrain.transport.places import Allocation, Places, Table
 
 __all__ = ["ThreadsTransport", "run_threads", "single"]
 
@@ -33,7 +35,7 @@ class _World:
         self.sends: _Posted = defaultdict(deque)
         self.receives: _Posted = defaultdict(deque)
         self.failure: tuple[int, BaseException] | None = None
-        self.allocations: dict[Any, dict[int, memoryview]] = defaultdict(dict)  # (group, number): each rank's memory
+        self.allocations: dict[Any, dict[int, _Part]] = defaultdict(dict)  # (group, its allocations so far): by rank
         self.timeout = timeout
         self.on_abort = on_abort
 
@@ -55,17 +57,17 @@ class _World:
             else:
                 mine[message.route].append(message)
 
-    def share(self, key: Any, rank: int, size: int, memory: memoryview) -> memoryview:
-        """Waits until all ranks of the group have come with their part of an allocation."""
+    def share(self, key: Any, rank: int, size: int, part: _Part) -> dict[int, _Part]:
+        """Waits until all ranks of the group have come with their part of an allocation; gives all parts."""
         deadline = time.monotonic() + self.timeout
         with self.changed:
-            self.allocations[key][rank] = memory
+            self.allocations[key][rank] = part
             self.changed.notify_all()
             while len(self.allocations[key]) < size:
                 self.check()
                 if not self.changed.wait(deadline - time.monotonic()):
                     raise TransportError(f"only {len(self.allocations[key])} of {size} ranks came to allocate")
-        return memory
+            return self.allocations[key]
 
     def check(self) -> None:
         if self.failure is not None:
@@ -107,41 +109,61 @@ class _Message:
 _Posted = dict[_Route, deque[_Message]]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One rank's part of an allocation, and the highest number of an allocation that the rank knew then."""
+
+    memory: mmap.mmap
+    num_bytes: int
+    last: int
+
+
 class ThreadsTransport:
-    """See `hpctrain.contracts.Transport`. Used by one thread, the one that is the rank."""
+    """See `hpctrain.contracts.Transport`. Used by the thread that is the rank, and by one that moves its works on."""
 
     name = "threads"
-    native = None
+    native: Native | None = None
+    concurrent = True
 
-    def __init__(self, world: _World, group: tuple[Any, ...], rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self._world, self._group = world, group
+    def __init__(self, world: _World, group: tuple[Any, ...], places: Places, rank: int) -> None:
+        self.rank, self.size = rank, len(places.ranks)
+        self._world, self._group, self._places = world, group, places
         self._num_subgroups = 0
         self._num_allocations = 0
         self._closed = False
 
     def allocate(self, num_bytes: int) -> memoryview:
+        places, table = self._places, self._places.table
+        if not places.possible or num_bytes == 0:
+            return allocate(num_bytes)
         self._num_allocations += 1
-        return self._world.share((self._group, self._num_allocations), self.rank, self.size, allocate(num_bytes))
+        memory = mmap.mmap(-1, num_bytes)
+        key = (self._group, self._num_allocations)
+        told = self._world.share(key, self.rank, self.size, _Part(memory, num_bytes, table.last))
+        if len({part.num_bytes for part in told.values()}) > 1:  # offsets would mean different things
+            return memoryview(memory)
+        number = 1 + max(part.last for part in told.values())
+        near = [rank for rank in places.node_ranks if rank != self.rank]
+        parts = {places.ranks[rank]: (told[rank].memory, 0) for rank in near}
+        return table.add(Allocation(number, places.everyone, num_bytes, lambda: memory, parts, {table.rank}))
+
+    def allocate_node(self, num_bytes: int) -> memoryview | None:
+        if num_bytes == 0 or not self._places.possible:
+            return allocate(num_bytes)
+        self._num_allocations += 1
+        part = _Part(mmap.mmap(-1, num_bytes), num_bytes, self._places.table.last)
+        told = self._world.share((self._group, self._num_allocations), self.rank, self.size, part)
+        return memoryview(told[self._places.node_ranks[0]].memory)
 
     @property
     def shares(self) -> bool:
-        return self._num_allocations > 0
+        return self._places.shares
 
     def place(self, memory: memoryview) -> Place | None:
-        if not len(memory) or memory.readonly:
-            return None
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for number in range(1, self._num_allocations + 1):
-            parts = self._world.allocations[self._group, number]
-            whole = parts[self.rank]
-            offset = address - ctypes.addressof(ctypes.c_char.from_buffer(whole)) if len(whole) else -1
-            if offset >= 0 and offset + len(memory) <= min(len(part) for part in parts.values()):
-                return number, offset
-        return None
+        return self._places.place(memory)
 
     def view(self, rank: int, place: Place, num_bytes: int) -> memoryview:
-        return self._world.allocations[self._group, place[0]][rank][place[1] : place[1] + num_bytes]
+        return self._places.view(rank, place, num_bytes)
 
     def send(self, data: memoryview, destination: int, tag: int) -> _Message:
         return self._post(data, (self._group, self.rank, destination, tag), destination, self._world.sends)
@@ -155,10 +177,11 @@ class ThreadsTransport:
         if self.rank not in ranks:
             return None
         name = (self._group, self._num_subgroups, tuple(ranks))
-        return ThreadsTransport(self._world, name, list(ranks).index(self.rank), len(ranks))
+        rank = list(ranks).index(self.rank)
+        return ThreadsTransport(self._world, name, self._places.subgroup(ranks, rank), rank)
 
     def node_ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.size))
+        return self._places.node_ranks
 
     def abort(self, code: int) -> None:
         if self._world.on_abort is not None:
@@ -192,7 +215,7 @@ def _copy(sent: _Message, received: _Message) -> None:
 
 def single() -> ThreadsTransport:
     """The transport of a process that is alone. `abort` ends the process."""
-    return ThreadsTransport(_World(timeout=60.0, on_abort=_exit), (), 0, 1)
+    return ThreadsTransport(_World(timeout=60.0, on_abort=_exit), (), Places(Table(0), (0,), (0,), 0), 0)
 
 
 def _exit(code: int) -> None:
@@ -201,18 +224,22 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-def run_threads(num_ranks: int, function: Callable[[ThreadsTransport], Any], *, timeout: float = 60.0) -> list[Any]:
+def run_threads(num_ranks: int, function: Callable[[ThreadsTransport], Any], *, timeout: float = 60.0,
+                ranks_per_node: int | None = None) -> list[Any]:
     """Runs `function(transport)` as `num_ranks` ranks, one thread each, and returns their results in rank order.
 
     When a rank fails, all others are woken with TransportError and the error of the rank that failed first is raised.
-    `timeout` (seconds) bounds each wait for a message, so that a test never hangs.
+    `timeout` (seconds) bounds each wait for a message, so that a test never hangs. `ranks_per_node` imitates nodes: so
+    many consecutive ranks count as one, the last few as a smaller one.
     """
     world = _World(timeout)
+    nodes = [rank // (ranks_per_node or num_ranks) for rank in range(num_ranks)]
     results: list[Any] = [None] * num_ranks
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(ThreadsTransport(world, (), rank, num_ranks))
+            places = Places(Table(rank), range(num_ranks), nodes, rank)
+            results[rank] = function(ThreadsTransport(world, (), places, rank))
         except BaseException as error:  # noqa: BLE001 - a rank's end, whatever it is, must reach the others
             world.fail(rank, error)
 

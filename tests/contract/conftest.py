@@ -23,7 +23,10 @@ collect_ignore = ["test_arrays.py"] if MPI.COMM_WORLD.size > 1 else []
 
 @pytest.fixture(params=["mpi"] if MPI.COMM_WORLD.size > 1 else ["mpi", *(f"threads {n}" for n in range(1, 6))])
 def launch(request: pytest.FixtureRequest) -> Launch:
-    """`launch(function, **options)` runs function(transport) on every rank; options are for MpiTransport alone."""
+    """`launch(function, **options)` runs function(transport) on every rank.
+
+    `ranks_per_node` is for every transport, other options are for MpiTransport alone.
+    """
 
     def on_mpi(function: Callable[[Any], None], **options: Any) -> None:
         transport = MpiTransport(**options)
@@ -31,6 +34,6 @@ def launch(request: pytest.FixtureRequest) -> Launch:
         transport.close()
 
     def on_threads(function: Callable[[Any], None], **options: Any) -> None:
-        run_threads(int(request.param.split()[1]), function, timeout=20.0)
+        run_threads(int(request.param.split()[1]), function, timeout=20.0, ranks_per_node=options.get("ranks_per_node"))
 
     return on_mpi if request.param == "mpi" else on_threads

@@ -147,83 +147,28 @@ def test_sum_of_squares(arrays: Any, dtype: str) -> None:
     assert math.isinf(arrays.sum_of_squares(as_library(np.array([-np.inf, 1.0]), arrays.name)))
 
 
-# Optimizers against torch's own ------------------------------------------------------------------------------------
-
-COUNTS = [70_001, 0, 3, 1]
-TOLERANCES = {"float64": 1e-12, "float32": 2e-6}
-
-
-def optimize(update: Any, make_reference: Any, library: str, dtype: str, scale: float, num_state: int) -> None:
-    """Five steps of `update` and of a torch optimizer on the same flat ranges; parameters must stay equal."""
-    random = np.random.default_rng(1)
-    start = [random.normal(size=n).astype(dtype) for n in COUNTS]
-    reference = [torch.nn.Parameter(torch.from_numpy(a.copy())) for a in start]
-    optimizer = make_reference(reference)
-    parameters = [as_library(a, library) for a in start]
-    state = [[as_library(np.zeros_like(a), library) for a in start] for _ in range(num_state)]
-    for step in range(1, 6):
-        gradients = [random.normal(size=n).astype(dtype) for n in COUNTS]
-        for parameter, gradient in zip(reference, gradients):
-            parameter.grad = torch.from_numpy(gradient * np.dtype(dtype).type(scale))
-        optimizer.step()
-        update(parameters, [as_library(g, library) for g in gradients], state, step)
-    for ours, theirs in zip(parameters, reference):
-        tolerance = TOLERANCES[dtype]
-        np.testing.assert_allclose(to_numpy(ours), theirs.detach().numpy(), rtol=tolerance, atol=tolerance)
-
-
-@pytest.fixture(params=["numpy", "torch", "torch without its fused updates"])
-def optimizing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    if request.param.endswith("updates"):
-        monkeypatch.delattr(torch, "_fused_adamw_")
-        monkeypatch.delattr(torch, "_fused_sgd_")
-    return BACKENDS[request.param != "numpy"]
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("scale", [1.0, 1 / 3, 1e-4])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adamw(optimizing: Any, dtype: str, scale: float, weight_decay: float) -> None:
-    def update(parameters: Any, gradients: Any, state: Any, step: int) -> None:
-        optimizing.adamw(parameters, gradients, state[0], state[1], scale=scale, lr=0.01, beta1=0.8, beta2=0.95,
-                         eps=1e-6, weight_decay=weight_decay, step=step)
-
-    def reference(parameters: Any) -> Any:
-        return torch.optim.AdamW(parameters, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=weight_decay,
-                                 foreach=False)
-
-    optimize(update, reference, optimizing.name, dtype, scale, 2)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("scale", [1.0, 1 / 3])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_sgd(optimizing: Any, dtype: str, scale: float, weight_decay: float, momentum: float, nesterov: bool) -> None:
-    def update(parameters: Any, gradients: Any, state: Any, step: int) -> None:
-        optimizing.sgd(parameters, gradients, state[0] if momentum else [], scale=scale, lr=0.1,
-                       momentum_factor=momentum, nesterov=nesterov, weight_decay=weight_decay, step=step)
-
-    def reference(parameters: Any) -> Any:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay,
-                               foreach=False)
-
-    optimize(update, reference, optimizing.name, dtype, scale, 1)
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-30])
-def test_tiny_scales_do_not_turn_into_nan(optimizing: Any, scale: float) -> None:
-    ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
-    parameters, gradients, first, second = ([as_library(a, optimizing.name)] for a in (ones, ones, zeros, zeros))
-    optimizing.adamw(parameters, gradients, first, second, scale=scale, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8,
-                     weight_decay=0.0, step=1)
-    assert to_numpy(parameters[0]).tolist() == [1.0] * 3
-
-
 @backends
-def test_no_ranges_at_all(arrays: Any) -> None:
-    arrays.adamw([], [], [], [], scale=0.5, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.0, step=1)
-    arrays.sgd([], [], [], scale=0.5, lr=0.1, momentum_factor=0.9, nesterov=True, weight_decay=0.0, step=1)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_abs_sum_and_abs_max(arrays: Any, dtype: str) -> None:
+    values = (np.random.default_rng(0).normal(size=100_003)).astype(numpy_dtype(dtype))
+    values[70_000] = -9  # the largest by its absolute value alone
+    sizes = np.abs(values.astype(np.complex128))
+    tolerance = 1e-12 if dtype == "float64" else 5e-7
+    assert arrays.abs_sum(as_library(values, arrays.name)) == pytest.approx(math.fsum(sizes), rel=tolerance)
+    assert arrays.abs_max(as_library(values, arrays.name)) == 9.0 == sizes.max()
+    same = np.full(100_003, 0.3).astype(numpy_dtype(dtype))
+    exact = 100_003 * float(np.abs(same[0].astype(np.complex128)))
+    assert arrays.abs_sum(as_library(same, arrays.name)) == pytest.approx(exact, rel=tolerance)
+    for function in (arrays.abs_sum, arrays.abs_max):
+        assert function(arrays.zeros(0, dtype)) == 0.0
+        for bad in (np.nan, -np.inf, np.inf):
+            for place in (0, 99_999):
+                broken = values.copy()
+                broken[place] = bad
+                result = function(as_library(broken, arrays.name))
+                assert math.isnan(result) if np.isnan(bad) else result == np.inf
+    huge = np.full(4, 3e38, np.float32)
+    assert arrays.abs_sum(as_library(huge, arrays.name)) == pytest.approx(1.2e39)
 
 
 def test_the_number_of_threads() -> None:

@@ -20,7 +20,8 @@ import sys, time
 import numpy as np
 import hpctrain
 
-way, debug = sys.argv[1], len(sys.argv) > 2
+way, debug = sys.argv[1], "debug" in sys.argv
+algorithm = "ring" if "messages" in sys.argv else None
 context = hpctrain.start(watch=hpctrain.Watch(limit={LIMIT}, debug=debug))
 world = context.world
 world.all_reduce(np.ones(101, np.float32))
@@ -28,10 +29,10 @@ world.all_reduce(np.ones(101, np.float32))
 def second():
     x = np.full(100 if way == "length" and context.rank == 2 else 101, 1.0, np.float32)
     if context.rank == 2 and way == "broadcast":
-        return world.broadcast(x, root=2)
+        return world.broadcast(x, root=2, algorithm=algorithm)
     if context.rank == 2 and way == "sleep":
         time.sleep(300)
-    return world.all_reduce(x, name="gradients 1")
+    return world.all_reduce(x, name="gradients 1", algorithm=algorithm)
 
 if debug and way != "sleep":
     try:
@@ -60,21 +61,52 @@ def check_report(job: Finished, tmp_path: Path, num_ranks: int) -> str:
 
 
 def test_a_different_length(script, tmp_path):
-    job = run(script, tmp_path, COLLECTIVES, 3, "length")
+    job = run(script, tmp_path, COLLECTIVES, 3, "length", "messages")
     check_report(job, tmp_path, 3)
     assert "the ranks differ" in job.stderr and "is not the same on all its ranks" in job.stderr
     assert 'ranks 0-1: all_reduce sum of 101 x float32 "gradients 1"' in job.stderr, job.text
-    assert job.stderr.count("all_reduce called at program.py:17 in second") == 2, job.text
+    assert job.stderr.count("all_reduce called at program.py:18 in second") == 2, job.text
     assert 'rank 2: all_reduce sum of 100 x float32 "gradients 1"' in job.stderr, job.text
     assert "wrong data" not in job.stdout
 
 
 def test_another_collective(script, tmp_path):
-    job = run(script, tmp_path, COLLECTIVES, 3, "broadcast")
+    job = run(script, tmp_path, COLLECTIVES, 3, "broadcast", "messages")
     check_report(job, tmp_path, 3)
     assert "ranks 0-1: all_reduce sum of 101 x float32" in job.stderr, job.text
     assert "rank 2: broadcast from 2 of 101 x float32" in job.stderr, job.text
-    assert "program.py:14 in second" in job.stderr and "program.py:17 in second" in job.stderr, job.text
+    assert "program.py:15 in second" in job.stderr and "program.py:18 in second" in job.stderr, job.text
+
+
+@pytest.mark.parametrize("way", ["length", "broadcast"])
+def test_ranks_that_meet_learn_it_at_once(script, tmp_path, way):
+    job = run(script, tmp_path, COLLECTIVES, 3, way)
+    assert job.code != 0 and "wrong data" not in job.stdout, job.text
+    other = "all_reduce sum of 100" if way == "length" else "broadcast from 2 of 101"
+    assert ('the ranks\' collective calls differ: ranks 0-1: all_reduce sum of 101 x float32 "gradients 1"; '
+            f"rank 2: {other} x float32") in job.stderr, job.text
+    assert not list(tmp_path.glob("hpctrain-hang-*"))
+
+
+MESSAGES = f"""
+import numpy as np
+import hpctrain
+
+context = hpctrain.start(watch=hpctrain.Watch(limit={LIMIT}))
+if context.rank == 0:
+    context.world.recv(np.empty(7, np.int32), 1)
+else:
+    context.world.all_reduce(np.ones(3))
+"""
+
+
+def test_a_message_that_nobody_sends(script, tmp_path):
+    job = run(script, tmp_path, MESSAGES, 2)
+    check_report(job, tmp_path, 2)
+    assert ("rank 0: waiting in recv from 1 of 7 x int32, a message in group 'world', Group.recv called at "
+            "program.py:7") in job.stderr, job.text
+    assert "rank 1: waiting in all_reduce sum of 3 x float64, operation" in job.stderr, job.text
+    assert "all_reduce is collective over ranks 0-1" in job.stderr and "recv is collective" not in job.stderr, job.text
 
 
 @pytest.mark.parametrize("debug", [[], ["debug"]], ids=["normal", "debug"])
@@ -84,7 +116,7 @@ def test_a_rank_that_sleeps(script, tmp_path, debug):
     assert f"limit {LIMIT} s" in job.stderr
     assert 'ranks 0-1: waiting in all_reduce sum of 101 x float32 "gradients 1"' in job.stderr, job.text
     assert "rank 2: not in a collective (phase data" in job.stderr, job.text
-    assert "its Python stands at program.py:16 in second: time.sleep(300)" in job.stderr, job.text
+    assert "its Python stands at program.py:17 in second: time.sleep(300)" in job.stderr, job.text
     assert "in <module>" in report
 
 
@@ -97,7 +129,7 @@ def test_debug_mode_raises_before_data_moves(script, tmp_path):
         assert len(said) == 3 and len(set(said)) == 1, job.text
         assert words in said[0] and "ranks 0-1: all_reduce sum of 101 x float32" in said[0], job.text
         assert re.search(r"operation \d+ of group", said[0]), job.text
-        assert "(ranks 0-2)" in said[0] and "called at program.py:17" in said[0], job.text
+        assert "(ranks 0-2)" in said[0] and "called at program.py:18" in said[0], job.text
 
 
 SAVE = """

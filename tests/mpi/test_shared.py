@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -15,6 +17,7 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.transport import shared
 from hpctrain.transport.mpi import MpiTransport
+from hpctrain.transport.places import Places, Table, address_of
 from hpctrain.transport.shared import NodeMemory
 
 several = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="one rank has no neighbours")
@@ -24,47 +27,102 @@ def leftovers(folder: Path = shared.FOLDER) -> list[Path]:
     return list(folder.glob(f"hpctrain-{os.getpid()}-*"))
 
 
-def test_neighbours_read_and_write_each_other() -> None:
+def places() -> Places:
+    comm = MPI.COMM_WORLD
+    return Places(Table(comm.rank), range(comm.size), [0] * comm.size, comm.rank)
+
+
+def files() -> list[os.stat_result]:
+    """The nameless files of shared memory that this process has mapped, and so has open; each once."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder itself, while it was listed
+            if path.readlink().name.startswith("hpctrain-"):
+                found[path.stat().st_ino] = path.stat()
+    return list(found.values())
+
+
+def test_nothing_keeps_a_name() -> None:
     transport = MpiTransport()
     memory = transport.allocate(1000)
-    assert bytes(memory) == bytes(1000)
-    memory[:] = bytes([transport.rank + 1]) * 1000
-    MPI.COMM_WORLD.Barrier()
-    found = transport.shared(memory[100:200])
-    assert (found is None) == (transport.size == 1)
-    if found is not None:
-        assert [bytes(v) for v in found.views] == [bytes([r + 1]) * 100 for r in range(transport.size)]
-        MPI.COMM_WORLD.Barrier()
-        found.views[(transport.rank + 1) % transport.size][3] = 77
-        MPI.COMM_WORLD.Barrier()
-        assert memory[103] == 77 and memory[102] == transport.rank + 1
-        assert transport.shares
-    assert leftovers() == []
-    transport.close()
-
-
-def test_a_stretch_is_found_only_inside_one_allocation() -> None:
-    transport = MpiTransport()
-    first, second = transport.allocate(5000), transport.allocate(300)
-    assert transport.shared(memoryview(bytearray(10))) is None
-    assert transport.shared(first[:0]) is None
-    if transport.size > 1:
-        places = [transport.shared(m).place for m in (first, first[64:], second)]
-        assert len(set(places)) == 3
-        assert MPI.COMM_WORLD.allgather(places) == [places] * transport.size
+    assert leftovers() == [] and len(memory) == 1000
     transport.close()
 
 
 @several
-def test_memory_goes_with_its_last_view() -> None:
-    memory = NodeMemory(MPI.COMM_WORLD)
-    made = memory.allocate(1 << 20)
+def test_pages_go_with_the_last_view_and_mappings_when_all_have_told() -> None:
+    size, num_bytes = MPI.COMM_WORLD.size, 1 << 20
+    before = {f.st_ino for f in files()}
+
+    def blocks() -> list[int]:
+        return [512 * f.st_blocks for f in files() if f.st_ino not in before]
+
+    memory = NodeMemory(MPI.COMM_WORLD, places())
+    made = memory.allocate(num_bytes)
     assert isinstance(made, memoryview)
     view = made[10:20]
     del made
-    assert memory.find(view) is not None
-    del view
-    assert memory.find(memoryview(bytearray(4))) is None and memory._regions == {}
+    assert memory._places.place(view) == (1, 10)
+    assert blocks() == [size * num_bytes]
+    MPI.COMM_WORLD.Barrier()
+    if MPI.COMM_WORLD.rank == 0:
+        del view
+        assert memory._places.place(memoryview(bytearray(4))) is None
+    MPI.COMM_WORLD.Barrier()
+    assert blocks() == [(size - 1) * num_bytes]
+    second = memory.allocate(10)  # here all learn that some still hold the first
+    assert sorted(blocks()) == sorted([(size - 1) * num_bytes, size * 4096])
+    MPI.COMM_WORLD.Barrier()
+    view = None
+    MPI.COMM_WORLD.Barrier()
+    assert sorted(blocks()) == [0, size * 4096]
+    third = memory.allocate(10)  # and here that nobody does
+    assert blocks() == [size * 4096] * 2
+    assert isinstance(second, memoryview) and isinstance(third, memoryview)
+    assert memory._places.place(second) == (2, 0) and memory._places.place(third) == (3, 0)
+
+
+@several
+def test_memory_where_a_part_was_is_not_taken_for_it() -> None:
+    # The mapping is closed by hand, and its address range used again, as the system may do.
+    memory = NodeMemory(MPI.COMM_WORLD, places())
+    addresses = set()
+    for _ in range(20):
+        made = memory.allocate(1 << 16)
+        assert isinstance(made, memoryview)
+        addresses.add(address_of(made))
+        del made
+        other = memoryview(mmap.mmap(-1, 1 << 16))
+        assert memory._places.place(other) is None
+    made = memory.allocate(1 << 16)
+    assert memory._places.place(made) == (21, 0) and len(addresses) > 0
+
+
+@several
+def test_a_file_that_a_rank_cannot_open_means_messages() -> None:
+    # As where ranks of what MPI takes for one node have different file systems.
+    with tempfile.TemporaryDirectory() as own:
+        made = NodeMemory(MPI.COMM_WORLD, places(), Path(own)).allocate(10)
+        assert isinstance(made, str) and "No such file" in made
+        assert list(Path(own).iterdir()) == []
+
+
+@several
+def test_a_subgroup_does_not_try_again_what_its_parent_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = MpiTransport()
+    first = transport.allocate(50)
+    monkeypatch.setattr(NodeMemory, "allocate", lambda self, num_bytes: "none")
+    if transport.rank == 0:
+        with pytest.warns(UserWarning, match="cannot share memory: none"):
+            transport.allocate(400)
+    else:
+        transport.allocate(400)
+    twin = transport.subgroup(range(transport.size))
+    assert twin is not None
+    assert len(twin.allocate(400)) == 400  # without a word
+    assert twin.place(first) == transport.place(first) == (1, 0) and twin.shares
+    twin.close()
+    transport.close()
 
 
 @several
@@ -81,7 +139,7 @@ def test_no_room_means_messages_and_a_word(monkeypatch: pytest.MonkeyPatch) -> N
             memory = transport.allocate(400)
     else:
         memory = transport.allocate(400)
-    assert not transport.shares and transport.shared(memory) is None and leftovers() == []
+    assert not transport.shares and transport.place(memory) is None and leftovers() == []
     x = arrays_of(np.empty(0)).from_memory(memory, "float32")
     x[:] = 1
     Group(transport, arrays_of).all_reduce(x)
@@ -103,7 +161,7 @@ def check_clearing(folder: Path) -> None:
             when = (folder / name).stat().st_mtime - age
             os.utime(folder / name, (when, when))
     MPI.COMM_WORLD.Barrier()
-    NodeMemory(MPI.COMM_WORLD, folder).allocate(10)
+    NodeMemory(MPI.COMM_WORLD, places(), folder).allocate(10)
     MPI.COMM_WORLD.Barrier()
     left = sorted(p.name for p in folder.iterdir())
     assert left == sorted(["another-999999999-x", f"hpctrain-{MPI.COMM_WORLD.bcast(os.getpid())}-alive",

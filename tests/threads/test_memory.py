@@ -19,7 +19,7 @@ from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.models.mlp import make_mlp
 from hpctrain.models.mlp_shape import MLPShape
 from hpctrain.plan.memory import MemoryRow
-from hpctrain.runtime.memory import compare, live, process, report
+from hpctrain.runtime.memory import compare, num_bytes, process, report
 from hpctrain.runtime.step import Trainer
 from hpctrain.transport.threads import run_threads
 
@@ -49,7 +49,7 @@ def test_a_trainer_holds_what_was_planned(model: str, num_ranks: int) -> None:
             context = parity.context_of(transport)
             trainer = Trainer(context, MODELS[model](), optimizer=optimizer)
             held = list(trainer._held())
-            rows = {r.name: r for r in compare(context.world, trainer._planned_memory(), live(trainer._arrays, held))}
+            rows = {r.name: r for r in compare(context.world, trainer._planned_memory(), held)}
             for name in ["parameters", "gradients"] + ["moments"] * (num_moments > 0):
                 row = rows[name]
                 if row.measured is None:
@@ -71,8 +71,8 @@ def test_moments_of_the_optimizer_are_counted() -> None:
     def run(transport: Any) -> None:
         context = parity.context_of(transport)
         trainer = Trainer(context, MODELS["gpt"](), optimizer=hpctrain.AdamW())
-        more = [*trainer._held(), ("moments", trainer._flat.trained[0].gradients)]
-        rows = {r.name: r for r in compare(context.world, trainer._planned_memory(), live(trainer._arrays, more))}
+        more = [*trainer._held(), ("moments", num_bytes(trainer._arrays, trainer._flat.gradients.held[0].array))]
+        rows = {r.name: r for r in compare(context.world, trainer._planned_memory(), more)}
         assert rows["moments"].difference == pytest.approx(0.5)
         assert rows["together"].difference == pytest.approx(0.25)
 
@@ -130,6 +130,6 @@ def test_the_process_is_what_the_system_says() -> None:
     assert after.proportional == -1 or 0.9 * private <= after.proportional <= 1.01 * after.resident
 
 
-def test_live_counts_bytes_of_half_types_too() -> None:
-    held = [("x", torch.zeros(3, dtype=torch.bfloat16)), ("y", torch.zeros(0))]
-    assert list(live(arrays_of(held[0][1]), held)) == [("x", 6), ("y", 0)]
+def test_bytes_count_bytes_of_half_types_too() -> None:
+    arrays = arrays_of(torch.zeros(0))
+    assert num_bytes(arrays, torch.zeros(3, dtype=torch.bfloat16)) == 6 and num_bytes(arrays, torch.zeros(0)) == 0

@@ -31,7 +31,8 @@ def make(context: Any, optimizer: str, seed: int | None = None, dtype: torch.dty
             for tensor in (*module.parameters(), module.counts):
                 tensor.copy_(torch.randint(9, tensor.shape, generator=generator))
     model = hpctrain.torch.adapt(module, parity.torch_loss)
-    return Trainer(context, model, optimizer=OPTIMIZERS[optimizer], groups=GROUPS, clip_norm=0.5, bucket_bytes=100)
+    return Trainer(context, model, optimizer=OPTIMIZERS[optimizer], groups=GROUPS, clip_norm=0.5,
+                   zero=hpctrain.Zero(bucket_bytes=100))
 
 
 def steps(context: Any, trainer: Trainer, batches: list[Any]) -> list[float]:

@@ -107,7 +107,7 @@ def test_every_movement_on_shared_memory(num_ranks: int, blocking: bool, far: li
                 return getattr(g, name)(*arguments, **options)
             return getattr(g, f"start_{name}")(*arguments, **options).wait()
 
-        for count in (0, 1, 3, 40):
+        for count in (40, 0, 1, 3):  # something is shared when the empty ones come
             x, whole, other = (allocate(g, np.empty(0), n, "float32") for n in (count, *[count * num_ranks] * 2))
             mine = [values(count, r, "float32") for r in range(num_ranks)]
             everything = np.concatenate(mine)
@@ -142,6 +142,38 @@ def test_every_movement_on_shared_memory(num_ranks: int, blocking: bool, far: li
 def whole_of(array: Any, content: np.ndarray) -> Any:
     array[:] = content
     return array
+
+
+@pytest.mark.parametrize("nodes", [(4, 2), (6, 2), (6, 3), (3, 1), (5, 2)])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_all_reduce_over_several_nodes(nodes: tuple[int, int], blocking: bool, far: list[int]) -> None:
+    """Ranks reduce inside their node, parts travel between nodes, and are rounded once."""
+    num_ranks, per_node = nodes
+    terms = [2048, 1, 1, 2, 1, 1][:num_ranks]  # in float16, 2048 + 1 is 2048
+
+    def run(transport: Any) -> list[float]:
+        g = Group(transport, arrays_of)
+        for count in (1, 7, 100):
+            for dtype, operation in (("float64", "sum"), ("float32", "mean"), ("int32", "max")):
+                x = allocate(g, np.empty(0), count, dtype)
+                x[:] = values(count, g.rank, dtype)
+                works = [x] if blocking else [x[: count // 2], x[count // 2 :]]
+                started = [g.start_all_reduce(part, operation) for part in works] if not blocking else []
+                for work in started:
+                    work.wait()
+                if blocking:
+                    g.all_reduce(x, operation)
+                everybody = np.stack([values(count, r, dtype) for r in range(num_ranks)])
+                expected = {"sum": np.sum, "mean": np.mean, "max": np.max}[operation](everybody, axis=0)
+                assert numbers(x) == pytest.approx(expected.tolist(), rel=1e-6)
+        half = allocate(g, torch.empty(0), 50, "float16")
+        half.fill_(terms[g.rank])
+        return numbers(g.all_reduce(half))
+
+    exact = float(np.float16(sum(terms)))
+    assert run_threads(num_ranks, run, ranks_per_node=per_node) == [[exact] * 50] * num_ranks
+    if num_ranks % per_node or per_node == 1:
+        assert far, "nodes of different sizes, or of one rank, have nothing to share"
 
 
 def test_views_at_different_places_are_found(far: list[int]) -> None:
@@ -184,7 +216,7 @@ def test_ranks_in_different_calls_learn_it_before_data_moves() -> None:
         x = allocate(g, np.empty(0), 100, "float32")
         x[:] = g.rank
         job = reductions.all_reduce(g._core, x[: 100 - g.rank // 2], "sum", None, None, "")
-        with pytest.raises(MismatchError, match="in other collective calls than this rank, which is in all_reduce"):
+        with pytest.raises(MismatchError, match="rank.*: in other collective calls than this rank, which is in"):
             for request in jobs._near_or_far(g._core, job, way.Way("ring", near=True), 7):
                 request.wait()
         assert numbers(x) == [g.rank] * 100

@@ -12,7 +12,7 @@ from hpctrain.bench.contenders import OPERATIONS, Case
 from hpctrain.bench.measure import alternate
 from hpctrain.bench.survey import CHOSEN, Request, survey
 from hpctrain.collectives import Group
-from hpctrain.collectives.choose import Chooser
+from hpctrain.collectives.choose import Chooser, ways
 from hpctrain.dtypes import dtype_of
 from hpctrain.plan.algorithms import ALGORITHMS
 from hpctrain.transport.threads import run_threads
@@ -29,7 +29,9 @@ def test_every_contender_is_right_and_is_timed(num_ranks, dtype):
     for ranks in on_ranks(num_ranks, lambda group: list(survey(group, request))):
         assert [one.operation for one in ranks] == [name for name in OPERATIONS for _ in range(2)]
         for one in ranks:
-            assert set(one.times) == {CHOSEN, *ALGORITHMS[one.operation]}
+            offered = ways(one.operation) if one.operation in ALGORITHMS else []
+            assert set(one.times) == {CHOSEN, *offered} - set(one.refused)
+            assert not set(one.refused) & {CHOSEN, *ALGORITHMS.get(one.operation, ())}
             assert all(len(times) == 2 and min(times) > 0 for times in one.times.values())
             assert one.native is None and len(one.copy) == 2
         row = dtype_of(dtype).num_bytes * num_ranks  # sizes are rounded up to whole elements a rank
@@ -41,7 +43,8 @@ def test_a_call_that_does_nothing_is_found_out(operation):
     def check(group):
         case = Case(group, operation, "float32", 240)
         case.check(case.ours())  # its result must not pass for that of the next call
-        lazy = {"all_to_all": case.other, "reduce_scatter": case.part, "scatter": case.part}.get(operation, case.whole)
+        lazy = {"all_to_all": case.other, "send_recv": case.other, "reduce_scatter": case.part,
+                "scatter": case.part}.get(operation, case.whole)
         if group.rank == {"gather": 1, "reduce": 1, "broadcast": 0}.get(operation):
             return True  # has nothing to show, or had it before
         try:
@@ -51,6 +54,19 @@ def test_a_call_that_does_nothing_is_found_out(operation):
         return False
 
     assert all(on_ranks(2, check))
+
+
+@pytest.mark.parametrize("ordinary", [False, True])
+def test_buffers_are_what_they_are_called(ordinary):
+    def run(group):
+        asked = []
+        allocate = group.transport.allocate
+        group.transport.allocate = lambda num_bytes: asked.append(num_bytes) or allocate(num_bytes)
+        case = Case(group, "all_reduce", "float32", 240, ordinary=ordinary)
+        case.check(case.ours())
+        return asked
+
+    assert on_ranks(2, run) == [[] if ordinary else [240, 240, 120]] * 2
 
 
 def test_a_wrong_contender_stops_the_survey_on_all_ranks(monkeypatch):

@@ -168,8 +168,12 @@ class Silent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def backward(self, stash: Any, output_grads: Any, ready: Any) -> Any:
-        return self._model.backward(stash, output_grads, lambda name: None)
+    def backward(self, stash: Any, output_grads: Any, deliver: Any, scale: float = 1.0) -> Any:
+        kept = []
+        result = self._model.backward(stash, output_grads, lambda name, g: kept.append((name, g.clone())), scale)
+        for name, gradient in kept:
+            deliver(name, gradient)
+        return result
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -180,7 +184,7 @@ def test_overlap_changes_no_bit(num_ranks: int, dtype: torch.dtype) -> None:
     def run(context: Any, wrap: Any) -> Any:
         model = wrap(hpctrain.torch.adapt(parity.TinyNet(dtype), parity.torch_loss))
         return parity.train(context, model, batches, 2, optimizer=hpctrain.AdamW(lr=0.02), clip_norm=0.5,
-                            bucket_bytes=64)
+                            zero=hpctrain.Zero(bucket_bytes=64))
 
     on, off = (on_threads(num_ranks, lambda c, w=wrap: run(c, w)) for wrap in (lambda m: m, Silent))
     for a, b in zip(on, off, strict=True):

@@ -14,12 +14,6 @@ Sources = Mapping[str, str]
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 
-#: Functions that may take more parameters, and why.
-MANY_PARAMETERS = {
-    "adamw": "an optimizer's hyper-parameters, keyword-only (contracts.Arrays)",
-    "sgd": "an optimizer's hyper-parameters, keyword-only (contracts.Arrays)",
-}
-
 #: Rooms that need nothing but the standard library and themselves.
 PURE = ("hpctrain/errors.py", "hpctrain/dtypes.py", "hpctrain/contracts.py", "hpctrain/plan/")
 PURE_MAY_IMPORT = ("hpctrain.errors", "hpctrain.dtypes", "hpctrain.contracts", "hpctrain.plan")
@@ -111,7 +105,7 @@ def too_large(sources: Sources) -> list[str]:
                 complaints.append(f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES}")
             count = len([a for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in ("self", "cls")])
             count += len(node.args.kwonlyargs)
-            if count > PARAMETERS and node.name.lstrip("_") not in MANY_PARAMETERS and not _is_command(path):
+            if count > PARAMETERS and not _is_command(path):
                 complaints.append(f"{path}:{node.lineno}: {node.name} has {count} parameters, at most {PARAMETERS}")
     return complaints
 

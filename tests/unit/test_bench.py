@@ -18,7 +18,8 @@ from hpctrain.errors import ConfigError
 @pytest.mark.parametrize("operation, num_ranks, factor", [
     ("all_reduce", 2, 1.0), ("all_reduce", 4, 1.5), ("all_reduce", 8, 1.75), ("all_reduce", 1, 0.0),
     ("reduce_scatter", 4, 0.75), ("all_gather", 2, 0.5), ("all_to_all", 8, 0.875), ("scatter", 4, 0.75),
-    ("gather", 4, 0.75), ("broadcast", 2, 1.0), ("broadcast", 1000, 1.0), ("reduce", 4, 1.0),
+    ("gather", 4, 0.75), ("send_recv", 4, 2.0), ("send_recv", 1, 0.0),
+    ("broadcast", 2, 1.0), ("broadcast", 1000, 1.0), ("reduce", 4, 1.0),
 ])  # fmt: skip
 def test_bus_factors(operation, num_ranks, factor):
     assert bus_factor(operation, num_ranks) == factor
@@ -124,6 +125,13 @@ def test_tuned_rows_meet_half_way():
     assert rows[1].reason == "measured at 256 KiB: 100 us, next naive 300 us"
     assert Chooser(rows).choose("all_gather", 65535, 2, 1, "int8").algorithm == "naive"
     assert tuned_rows(sweep("all_reduce"), 1)[0].dtypes == "plain", "half sums were not measured"
+
+
+def test_what_is_not_offered_at_some_size_is_no_winner_there():
+    first, _, third = sweep()
+    rows = tuned_rows([first, measured("all_gather", 1 << 14, 2, {"ring": [3e-5]}), third], 1)
+    assert [row.algorithm for row in rows] == ["naive", "ring"]
+    assert "next" not in tuned_rows([measured("all_gather", 1 << 14, 2, {"ring": [3e-5]})], 1)[0].reason
 
 
 def test_two_levels_on_one_node_are_no_winner():

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, groups and clipping."""
+"""Learning-rate schedules, options and groups."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.optim.clip import gradient_norm, update_scale
 from hpctrain.optim.groups import merged_ranges, resolve_groups
-from hpctrain.optim.options import SGD, AdamW, ParameterGroup
+from hpctrain.optim.options import LAMB, SGD, Adam, AdamW, Muon, ParameterGroup
 from hpctrain.optim.schedule import Constant, Plateau, WarmupCosine, WarmupLinear
 from hpctrain.plan.flat import flat_layouts
 from hpctrain.plan.placement import Placement
@@ -29,17 +28,12 @@ def test_plateau_forgets_nothing_it_keeps_in_its_state() -> None:
 
 
 @pytest.mark.parametrize("bad", [lambda: WarmupLinear(5, 4), lambda: WarmupCosine(0, 4, floor=2), lambda: AdamW(lr=-1),
-                                 lambda: AdamW(betas=(0.9, 1.0)), lambda: SGD(nesterov=True), lambda: SGD(momentum=-1)])
+                                 lambda: AdamW(betas=(0.9, 1.0)), lambda: SGD(nesterov=True), lambda: SGD(momentum=-1),
+                                 lambda: Adam(eps=-1), lambda: LAMB(weight_decay=-1), lambda: Muon(momentum=1.0),
+                                 lambda: Muon(num_steps=0), lambda: Muon(lr=-1)])
 def test_bad_options_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError):
         bad()
-
-
-def test_clipping_is_one_factor() -> None:
-    norm = gradient_norm(sum_of_squares=36.0, weight=2.0)
-    assert norm == 3.0
-    assert update_scale(norm, 2.0, None) == 0.5 == update_scale(norm, 2.0, 3.0)
-    assert update_scale(norm, 2.0, 1.5) == 0.25
 
 
 PLACEMENTS = [Placement("a.weight", (3,), "float32"), Placement("a.bias", (3,), "float32", decay=False),

@@ -1,4 +1,4 @@
-"""Layers in NumPy: forward keeps what backward needs, backward adds into the parameters' gradients.
+"""Layers in NumPy: forward keeps what backward needs, backward adds to the parameters' gradients of that pass.
 
 Shapes: a batch of `rows` vectors is (rows, width). Parameters are shared by giving two layers the same `Parameter`.
 """
@@ -11,23 +11,57 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpctrain.errors import UnsupportedError
+
 __all__ = ["Embedding", "Gelu", "Layer", "Linear", "Parameter", "Tanh"]
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
-@dataclass(eq=False)
 class Parameter:
-    """A tensor that is trained. `gradient` is None while the parameter is frozen or not bound yet."""
+    """A tensor that is trained, or frozen. `gradient` is that of the backward pass under way, None before it."""
 
-    value: Floats
-    frozen: bool = False
-    gradient: Floats | None = None
+    def __init__(self, value: Floats, frozen: bool = False) -> None:
+        self.value = value
+        self.frozen = frozen
+        self.gradient: Floats | None = None
+
+    @property
+    def value(self) -> Floats:
+        """The values. Raises UnsupportedError while they have no memory."""
+        if self._value is None:
+            raise UnsupportedError(f"the values of a parameter of shape {self.shape} are spread over the ranks "
+                                   "(zero.stage = 3); outside of forward and backward read Trainer.parameters()")
+        return self._value
+
+    @value.setter
+    def value(self, value: Floats) -> None:
+        self._value: Floats | None = value
+        self.shape, self.dtype = value.shape, value.dtype
+
+    def open(self) -> Floats:
+        """Memory of its own, values undefined."""
+        self.value = np.empty(self.shape, self.dtype)
+        return self.value
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._value = None
 
     def add(self, gradient: Floats) -> None:
-        """Adds to the gradient, unless frozen."""
-        if self.gradient is not None:
+        """Adds an array that is nobody else's to the gradient, unless frozen."""
+        if self.frozen:
+            return
+        if self.gradient is None:
+            self.gradient = gradient
+        else:
             self.gradient += gradient
+
+    def take(self) -> Floats:
+        """The gradient of this pass, which ends with it."""
+        assert self.gradient is not None, "every layer adds to its parameters"
+        gradient, self.gradient = self.gradient, None
+        return gradient
 
 
 class Layer(Protocol):
@@ -82,8 +116,11 @@ class Embedding:
 
     def backward(self, kept: Any, gradient: Floats) -> None:
         """Adds each row's gradient to the tokens it used; integers have no gradient."""
-        if self.table.gradient is not None:
-            np.add.at(self.table.gradient, kept.reshape(-1), gradient.reshape(kept.size, -1))
+        if self.table.frozen:
+            return
+        if self.table.gradient is None:
+            self.table.gradient = np.zeros(self.table.shape, gradient.dtype)
+        np.add.at(self.table.gradient, kept.reshape(-1), gradient.reshape(kept.size, -1))
 
 
 class _Elementwise:

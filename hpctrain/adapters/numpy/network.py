@@ -1,11 +1,13 @@
 """A chain of NumPy layers as a Model.
 
-Owns the names of parameters and the moment at which each gradient is complete. Must not know who reduces gradients.
+Owns the names of parameters, the moment at which each gradient is complete, and the layers as units of memory. Must not
+know who reduces gradients or lends memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,13 @@ class Network:
                       aliases=tuple(self._names[parameter][1:]))
             for name, parameter in self._parameters.items()
         )
-        self._completed_by = self._first_users()
+        first = self._first_users()
+        self._completed_by = [[name for name in names if not self._parameters[name].frozen] for names in first]
+        self.units = tuple(tuple(names) for names in first if names)
+        unit_of = {self._parameters[name]: u for u, names in enumerate(self.units) for name in names}
+        self._units_of = [sorted({unit_of[p] for p in layer.parameters.values()}) for layer in self._layers]
+        self._before: Callable[[int], None] = _ignore
+        self._after: Callable[[int], None] = _ignore
 
     def _first_users(self) -> list[list[str]]:
         """For each layer the parameters that no earlier layer uses: complete once its backward is done."""
@@ -48,20 +56,40 @@ class Network:
         for i, layer in enumerate(self._layers):
             for parameter in layer.parameters.values():
                 first.setdefault(parameter, i)
-        return [[name for name, p in self._parameters.items() if first[p] == i and not p.frozen]
-                for i in range(len(self._layers))]
+        return [[name for name, p in self._parameters.items() if first[p] == i] for i in range(len(self._layers))]
 
     def parameter(self, name: str) -> Floats:
         """The parameter's values."""
         return self._parameters[name].value
 
-    def bind(self, name: str, parameter: Floats, gradient: Floats | None) -> None:
-        """Moves the parameter and its gradient into the flat views."""
+    def bind(self, name: str, parameter: Floats) -> None:
+        """Moves the parameter into the flat view."""
         held = self._parameters[name]
-        view = parameter.reshape(held.value.shape)
+        view = parameter.reshape(held.shape)
         view[...] = held.value
         held.value = view
-        held.gradient = None if gradient is None else gradient.reshape(view.shape)
+
+    def watch(self, before: Callable[[int], None], after: Callable[[int], None]) -> None:
+        """Each layer tells of the units that its parameters are in: two where it shares one with an earlier layer."""
+        self._before, self._after = before, after
+
+    def open(self, unit: int) -> list[Floats]:
+        """Fresh memory for the unit's parameters."""
+        return [self._parameters[name].open().reshape(-1) for name in self.units[unit]]
+
+    def close(self, unit: int) -> None:
+        """Drops the unit's memory."""
+        for name in self.units[unit]:
+            self._parameters[name].close()
+
+    @contextmanager
+    def _opened(self, index: int) -> Iterator[Layer]:
+        """Layer `index`, with its parameters there to be read."""
+        for unit in self._units_of[index]:
+            self._before(unit)
+        yield self._layers[index]
+        for unit in self._units_of[index]:
+            self._after(unit)
 
     def buffers(self) -> Mapping[str, Any]:
         """None: these layers keep no statistics."""
@@ -71,26 +99,30 @@ class Network:
         """Computes the loss of (inputs, targets); the stash is what each layer kept and the loss's gradient."""
         x, targets = micro_batch
         kept = []
-        for layer in self._layers:
-            x, keep = layer.forward(x)
+        for i in range(len(self._layers)):
+            with self._opened(i) as layer:
+                x, keep = layer.forward(x)
             kept.append(keep)
         loss_sum, weight, gradient = self._loss(x, targets)
         return (loss_sum, weight), (kept, gradient) if training else None
 
-    def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> Any:
-        """Walks the layers backwards, reporting a parameter once the first layer that uses it is done."""
+    def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, Any], None], scale: float = 1.0) -> Any:
+        """Walks the layers backwards, delivering a gradient once the first layer that uses its parameter is done."""
         kept, gradient = stash
-        for layer, keep, completed in zip(reversed(self._layers), reversed(kept), reversed(self._completed_by),
-                                          strict=True):
-            gradient = layer.backward(keep, gradient)
-            for name in completed:
-                ready(name)
+        if scale != 1.0:
+            gradient = gradient * gradient.dtype.type(scale)
+        for i in reversed(range(len(self._layers))):
+            with self._opened(i) as layer:
+                gradient = layer.backward(kept[i], gradient)
+            for name in self._completed_by[i]:
+                deliver(name, self._parameters[name].take())
         return gradient
 
     def predict(self, inputs: Any) -> Any:
         """The outputs of the last layer."""
-        for layer in self._layers:
-            inputs, _ = layer.forward(inputs)
+        for i in range(len(self._layers)):
+            with self._opened(i) as layer:
+                inputs, _ = layer.forward(inputs)
         return np.asarray(inputs)
 
     def rank_state(self) -> dict[str, bytes]:
@@ -99,3 +131,7 @@ class Network:
 
     def restore_rank_state(self, state: Mapping[str, bytes]) -> None:
         """Nothing to restore."""
+
+
+def _ignore(unit: int) -> None:
+    """All memory is there all the time."""

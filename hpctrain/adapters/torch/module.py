@@ -3,7 +3,7 @@
 Owns the module's hooks and the views that tie its parameters to flat buffers. Must not know who reduces gradients.
 
     flat parameters |----p0----|--p1--|        p0.data is a view: the optimizer writes what the module reads
-    flat gradients  |----g0----|--g1--|        p0.grad is a view: autograd adds straight into what is reduced
+    p0.grad         is None but for the moment in which it is delivered: so autograd hands its tensor over, uncopied
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class TorchModel:
         self.arrays = arrays
         self._loss = loss
         self._parameters: dict[str, torch.nn.Parameter] = {}
-        self._gradients: dict[str, torch.Tensor] = {}
-        self._homes: list[tuple[str, torch.nn.Parameter, int]] = []  # name, parameter, address of its flat view
-        self._ready: Callable[[str], None] = _ignore
+        self._homes: dict[str, int] = {}  # the address of each parameter's memory
+        self._deliver: Callable[[str, Any], None] | None = None  # while a backward of ours runs
+        self._before: Callable[[int], None] = _ignore
+        self._after: Callable[[int], None] = _ignore
+        self._lent: dict[str, torch.Tensor] = {}
         self.placements = tuple(self._placements(no_decay))
+        self.units = (tuple(p.name for p in self.placements),)
 
     def _placements(self, no_decay: Sequence[str]) -> list[Placement]:
         names: dict[torch.nn.Parameter, list[str]] = {}
@@ -62,16 +65,16 @@ class TorchModel:
         """The parameter's values."""
         return self._parameters[name].detach()
 
-    def bind(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """Moves the parameter into the flat view and, unless frozen, its gradient too."""
+    def bind(self, name: str, parameter: torch.Tensor) -> None:
+        """Moves the parameter into the flat view and, unless frozen, hooks its gradient."""
         held = self._parameters[name]
         view = parameter.view(held.shape)
         view.copy_(held.detach())
         held.data = view
-        self._homes.append((name, held, view.data_ptr()))
-        if gradient is None:
+        held.grad = None
+        self._homes[name] = view.data_ptr()
+        if not held.requires_grad:
             return
-        self._gradients[name] = held.grad = gradient.view(held.shape)
         earlier = getattr(held, _HOOK, None)  # of another trainer of this module, which `_check_homes` then refuses
         if earlier is not None:
             earlier.remove()
@@ -79,19 +82,43 @@ class TorchModel:
 
     def _check_homes(self) -> None:
         """Refuses to train a module whose parameters left their flat views: the optimizer would miss them."""
-        for name, parameter, address in self._homes:
+        for name, address in self._homes.items():
+            parameter = self._parameters[name]
+            parameter.grad = None  # what somebody else's backward left is not part of our sum
             if parameter.data_ptr() != address:
                 raise ConfigError(f"parameter {name!r} has moved since the trainer was made (module.to(...), another "
                                   "trainer of the same module, or an assignment to .data): move first, then adapt once")
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
-        """Runs when autograd has added a gradient: it must be in our view, also if somebody set .grad to None."""
-        home = self._gradients[name]
-        if parameter.grad is not home:
-            if parameter.grad is not None and parameter.grad.data_ptr() != home.data_ptr():
-                home.add_(parameter.grad)
-            parameter.grad = home
-        self._ready(name)
+        """Runs when autograd has the gradient of this backward."""
+        if self._deliver is None or parameter.grad is None:
+            return
+        gradient, parameter.grad = parameter.grad, None
+        self._deliver(name, gradient if gradient.layout is torch.strided else gradient.to_dense())
+
+    def watch(self, before: Callable[[int], None], after: Callable[[int], None]) -> None:
+        """The whole module is one unit."""
+        self._before, self._after = before, after
+
+    def open(self, unit: int) -> list[torch.Tensor]:
+        """Gives the storages, to which autograd's graph may refer, their bytes back."""
+        arrays = []
+        for name in self.units[unit]:
+            lent = self._lent[name]
+            lent.untyped_storage().resize_(lent.numel() * lent.element_size())
+            self._homes[name] = lent.data_ptr()
+            arrays.append(lent.view(-1))
+        return arrays
+
+    def close(self, unit: int) -> None:
+        """Takes the bytes from the storages, which stay the parameters' own."""
+        for name in self.units[unit]:
+            held = self._parameters[name]
+            if name not in self._lent:
+                self._lent[name] = torch.empty(held.shape, dtype=held.dtype)
+                held.data = self._lent[name]
+            self._homes.pop(name, None)
+            self._lent[name].untyped_storage().resize_(0)
 
     def buffers(self) -> Mapping[str, torch.Tensor]:
         """The module's persistent buffers (running statistics), as the state dict names them."""
@@ -100,10 +127,17 @@ class TorchModel:
 
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
         """Computes the loss of a micro-batch; the stash is the loss tensor with its graph (None in evaluation)."""
-        if training:
-            self._check_homes()
-            loss_sum, weight = self._checked(self._loss(self.module, micro_batch))
-            return (float(loss_sum.detach()), float(weight)), loss_sum
+        self._before(0)
+        try:
+            if training:
+                self._check_homes()
+                loss_sum, weight = self._checked(self._loss(self.module, micro_batch))
+                return (float(loss_sum.detach()), float(weight)), loss_sum
+            return self._evaluated(micro_batch), None
+        finally:
+            self._after(0)
+
+    def _evaluated(self, micro_batch: Any) -> tuple[float, float]:
         was_training = self.module.training
         self.module.eval()
         try:
@@ -111,7 +145,7 @@ class TorchModel:
                 loss_sum, weight = self._checked(self._loss(self.module, micro_batch))
         finally:
             self.module.train(was_training)
-        return (float(loss_sum), float(weight)), None
+        return float(loss_sum), float(weight)
 
     @staticmethod
     def _checked(result: Any) -> tuple[torch.Tensor, float]:
@@ -122,15 +156,17 @@ class TorchModel:
             raise ConfigError(f"loss_sum has shape {tuple(result[0].shape)}; legal is one element: the sum of terms")
         return result
 
-    def backward(self, stash: Any, output_grads: Any, ready: Callable[[str], None]) -> None:
-        """Adds the gradients of the stash's loss into the bound views, reporting each parameter as it completes."""
-        if not stash.requires_grad:
-            return
-        self._ready = ready
+    def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, torch.Tensor], None],
+                 scale: float = 1.0) -> None:
+        """Runs autograd from scale * the stash's loss, delivering each parameter's gradient as it completes."""
+        self._before(0)
+        self._deliver = deliver
         try:
-            stash.backward()
+            if stash.requires_grad:
+                stash.backward(None if scale == 1.0 else torch.full_like(stash, scale))
         finally:
-            self._ready = _ignore
+            self._deliver = None
+            self._after(0)
 
     def rank_state(self) -> dict[str, bytes]:
         """The state of torch's default generator (dropout draws from it)."""
@@ -142,5 +178,5 @@ class TorchModel:
             torch.set_rng_state(torch.frombuffer(bytearray(state["torch_rng"]), dtype=torch.uint8))
 
 
-def _ignore(name: str) -> None:
-    """Nobody waits for gradients of this backward."""
+def _ignore(unit: int) -> None:
+    """All memory is there all the time."""

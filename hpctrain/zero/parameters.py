@@ -1,0 +1,158 @@
+"""Where parameters live, who updates which of them, and how all ranks see the result.
+
+    each rank   |whole buffer|        stages 0 to 2: after the update of its own ranges each rank gathers the others'
+    each node   |whole buffer|        stage 3, share "node": owners write where all ranks of the node read
+    owner       |own ranges|          stage 3, share "none": gathered unit by unit, see `units`
+
+Owns these buffers and the masters, which an update works on where they are of another type. Knows the contracts and
+regions; neither an optimizer nor gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpctrain.collectives import Group
+from hpctrain.contracts import Array, Model
+from hpctrain.dtypes import dtype_of
+from hpctrain.errors import ConfigError
+from hpctrain.zero.held import Held, buckets_of, complete, num_elements
+from hpctrain.zero.options import Zero
+from hpctrain.zero.regions import Region
+
+__all__ = ["Parameters", "copies_of", "node_memory"]
+
+
+def node_memory(zero: Zero, group: Group, regions: Sequence[Region]) -> list[memoryview] | None:
+    """Memory for each region that exists once per node, or None: parameters live elsewhere. Collective over the group.
+
+    Raises:
+        ConfigError: zero.share = "node" where ranks cannot share memory. On all ranks alike.
+    """
+    if zero.stage < 3 or zero.share == "none":
+        return None
+    reason = "all ranks on one node"
+    if len(group.transport.node_ranks()) == group.size:
+        sizes = [region.layout.count * dtype_of(region.layout.dtype).num_bytes for region in regions]
+        made = [group.transport.allocate_node(num_bytes) for num_bytes in sizes]
+        memories = [memory for memory in made if memory is not None]
+        if len(memories) == len(regions):
+            return memories
+        reason = "a transport that shares memory, and room in it"
+    if zero.share == "node":
+        raise ConfigError(f"zero.share = 'node' needs {reason}; legal here are 'none' or 'auto'")
+    return None
+
+
+class Parameters:
+    """The parameters of all regions. Collective over the group to make: all ranks get rank 0's values.
+
+    `held[i]` has region i's values in the type the model computes with: the whole buffer, or with `spread` this rank's
+    ranges. `masters[i]` has what this rank updates, in the master type: the same memory where that is the same type.
+    Those of frozen regions are the values themselves. `shared` is what `node_memory` gave.
+    """
+
+    def __init__(self, model: Model, group: Group, regions: Sequence[Region], *, stage: int,
+                 shared: Sequence[memoryview] | None) -> None:
+        self._model, self._group, self._arrays = model, group, model.arrays
+        self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
+        self.held = [self._make_held(region, shared and shared[i]) for i, region in enumerate(regions)]
+        self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
+        for region, held, master in zip(regions, self.held, self.masters, strict=True):
+            self._take_values(region, held, master)
+        if self._shared:
+            group.barrier()
+
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks of the node have one copy together."""
+        return self._shared
+
+    def _make_held(self, region: Region, shared: memoryview | None) -> Held:
+        transport, layout = self._group.transport, region.layout
+        size = dtype_of(layout.dtype).num_bytes
+        if region.spread:
+            ranges = region.shards.owned(self._group.rank)
+            largest = max(num_elements(region.shards.owned(rank)) for rank in range(self._group.size))
+            memory = transport.allocate(largest * size)[: num_elements(ranges) * size]
+            return Held(ranges, self._arrays.from_memory(memory, layout.dtype))
+        memory = transport.allocate(layout.count * size) if shared is None else shared
+        return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype))
+
+    def _make_master(self, region: Region, held: Held) -> Held:
+        if region.frozen or region.types.master == region.types.compute:
+            return held
+        ranges = region.updated_by(self._group.rank, self._stage)
+        return Held(ranges, self._arrays.zeros(num_elements(ranges), region.types.master))
+
+    def _take_values(self, region: Region, held: Held, master: Held) -> None:
+        """Bucket by bucket: rank 0's values to all, the model's parameters to their new home."""
+        arrays, model, layout = self._arrays, self._model, region.layout
+        for number, bucket in enumerate(region.shards.buckets):
+            slots = [slot for slot in layout.slots if slot.name in bucket.names]
+            values = arrays.zeros(bucket.stop - bucket.start, arrays.dtype(master.array))
+            for slot in slots:
+                arrays.assign(values[slot.start - bucket.start : slot.stop - bucket.start], model.parameter(slot.name))
+            self._group.broadcast(values)
+            part = region.shards.part(number, self._group.rank)
+            home = arrays.zeros(bucket.stop - bucket.start, layout.dtype) if region.spread else held.piece(
+                bucket.start, bucket.stop)
+            for slot in slots:
+                model.bind(slot.name, home[slot.start - bucket.start : slot.stop - bucket.start])
+            if self._shared:
+                self._group.barrier()  # all have written their values here; now rank 0's, each rank its part
+            if region.spread or self._shared:
+                _store(self._model, held, values, part, bucket.start)
+            else:
+                _store(self._model, held, values, (bucket.start, bucket.stop), bucket.start)
+            if master is not held:
+                _store(self._model, master, values, part if self._stage else (bucket.start, bucket.stop), bucket.start)
+
+    # After an update --------------------------------------------------------------------------------------------------
+
+    def updated(self) -> None:
+        """Every rank has updated what it owns: from here on all see all of it. Collective over the group."""
+        if self._group.size == 1 or self._stage == 0:
+            return
+        if self._shared:
+            self._group.barrier()
+            return
+        for region, held in zip(self._regions, self.held, strict=True):
+            if not region.frozen and not region.spread:
+                complete(self._group, region.shards, held)
+
+    def loaded(self) -> None:
+        """The owned ranges of all masters have new values: so have all parameters. Collective over the group."""
+        for region, held, master in zip(self._regions, self.held, self.masters, strict=True):
+            if master is not held:
+                for start, stop in region.shards.owned(self._group.rank):
+                    self._arrays.assign(held.piece(start, stop), master.piece(start, stop))
+            if self._shared or region.spread or self._group.size == 1:
+                continue
+            complete(self._group, region.shards, held)
+            if master is not held and self._stage == 0:
+                complete(self._group, region.shards, master)
+        if self._shared:
+            self._group.barrier()
+
+    def values(self) -> Iterator[tuple[str, Array]]:
+        """(name, flat copy) of every parameter as the model computes with it. Collective over the group."""
+        for region, held in zip(self._regions, self.held, strict=True):
+            yield from copies_of(self._group, self._model, region, held)
+
+
+def copies_of(group: Group, model: Model, region: Region, held: Held, *,
+              owned: bool = False) -> Iterator[tuple[str, Array]]:
+    """(name, flat copy) of what `held` has of each parameter of a region; see `buckets_of`. Collective over the group.
+    """
+    home: dict[str, tuple[Array, int]] = {}
+    arrays = buckets_of(group, model.arrays, region.shards, held, owned=owned)
+    for bucket, array in zip(region.shards.buckets, arrays, strict=True):
+        home.update(dict.fromkeys(bucket.names, (array, bucket.start)))
+    for slot in region.layout.slots:
+        array, start = home[slot.name]
+        yield slot.name, model.arrays.to_flat(array[slot.start - start : slot.stop - start])
+
+
+def _store(model: Model, target: Held, values: Array, span: tuple[int, int], offset: int) -> None:
+    model.arrays.assign(target.piece(*span), values[span[0] - offset : span[1] - offset])
