@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,47 @@ def test_a_trainer_holds_what_was_planned(model: str, num_ranks: int) -> None:
                 assert rows["together"].planned[1] == pytest.approx(each, rel=0.01)
 
     run_threads(num_ranks, run)
+
+
+STAGES = [{"stage": 1}, {"stage": 2}, {"stage": 2, "accumulate": "buffer"}, {"stage": 3, "share": "none"},
+          {"stage": 3, "share": "none", "threshold": 0}, {"stage": 3, "share": "auto"}]
+PRECISIONS = [{}, {"compute": "bfloat16"}, {"compute": "bfloat16", "accumulate": "bfloat16"},
+              {"compute": "bfloat16", "reduce": "bfloat16"}]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["gpt", "mlp", "tiny"])
+def test_every_stage_holds_what_was_planned(model: str, num_ranks: int) -> None:
+    def run(transport: Any) -> None:
+        for stage, types in product(STAGES, PRECISIONS if model == "gpt" else PRECISIONS[:1]):
+            context = parity.context_of(transport)
+            trainer = Trainer(context, MODELS[model](), optimizer=hpctrain.AdamW(),
+                              zero=hpctrain.Zero(bucket_bytes=1 << 12, **stage), precision=hpctrain.Precision(**types))
+            for row in compare(context.world, trainer._planned_memory(), trainer._held()):
+                if row.name in ("unit in use", "gradient copy", "activations"):
+                    assert row.measured is None
+                elif row.measured is not None and row.planned[1]:
+                    assert row.difference is not None and abs(row.difference) < 0.05, (stage, types, row)
+                else:
+                    assert row.planned == (0, 0) and row.measured in (None, (0, 0)), (stage, types, row)
+
+    run_threads(num_ranks, run)
+
+
+@pytest.mark.parametrize("stage, whole, divided", [(0, 16, 0), (1, 4, 12), (2, 2, 14), (3, 0, 16)])
+def test_bytes_per_parameter_on_four_ranks(stage: int, whole: int, divided: int) -> None:
+    """16, 4 + 12/n, 2 + 14/n, 16/n bytes a parameter with gradients in half precision (arXiv 1910.02054, figure 1)."""
+    shape = GPTShape(vocabulary=96, width=64, layers=4, heads=4)
+
+    def run(transport: Any) -> float:
+        trainer = Trainer(parity.context_of(transport), hpctrain.torch.adapt(GPT(shape), loss),
+                          optimizer=hpctrain.AdamW(), zero=hpctrain.Zero(stage=stage, share="none", threshold=0),
+                          precision=hpctrain.Precision(compute="bfloat16", accumulate="bfloat16", master="float32"))
+        states = ("parameters", "gradients", "master", "moments")
+        return sum(size for name, size in trainer._held() if name in states) / shape.num_parameters
+
+    for found in run_threads(4, run):
+        assert found == pytest.approx(whole + divided / 4, rel=0.03)
 
 
 def test_moments_of_the_optimizer_are_counted() -> None:

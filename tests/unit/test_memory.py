@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import product
-from math import floor, prod
+from typing import Any
 
 import pytest
 
 from hpctrain.errors import ConfigError
+from hpctrain.optim.precision import Precision
 from hpctrain.plan.activations import (
     checkpoint_bytes,
     layer_bytes,
@@ -15,22 +17,29 @@ from hpctrain.plan.activations import (
     working_activation_bytes,
     working_state_bytes,
 )
-from hpctrain.plan.flat import flat_layouts, make_buckets
 from hpctrain.plan.memory import (
+    MemoryRow,
     Partition,
     StateTypes,
     by_count,
-    by_layout,
+    by_regions,
     bytes_per_parameter,
     largest_model,
     total,
 )
 from hpctrain.plan.placement import Placement
 from hpctrain.plan.split import part
+from hpctrain.runtime.flat_model import types_of
+from hpctrain.zero.options import Zero
+from hpctrain.zero.regions import Region, make_regions
 
 GB = 1e9
 #: ZeRO's arithmetic: gradients stay in the half type.
 PAPER = StateTypes("float16", accumulate="float16", master="float32")
+
+
+def named(rows: Iterable[MemoryRow]) -> dict[str, float]:
+    return {row.name: row.num_bytes for row in rows}
 
 
 def cells(text: str) -> list[list[str]]:
@@ -78,7 +87,7 @@ def test_zero_table_2(row: list[str]) -> None:
 # Megatron-LM's estimator: types, bytes per parameter on one rank, then a + b / d with the distributed optimizer.
 @pytest.mark.parametrize("types, plain, whole, divided", [
     (StateTypes("bfloat16"), 18, 6, 12),
-    (StateTypes("float16", accumulate="float16", reduce="float32"), 20, 4, 16),
+    (StateTypes("float16", accumulate="float16", gradient_copy="float32"), 20, 4, 16),
     (StateTypes("float32"), 16, 8, 8),
 ])
 def test_megatrons_bytes_per_parameter(types: StateTypes, plain: int, whole: int, divided: int) -> None:
@@ -90,16 +99,20 @@ def test_megatrons_bytes_per_parameter(types: StateTypes, plain: int, whole: int
 @pytest.mark.parametrize("n", [1, 4, 24])
 def test_deepspeeds_estimators(n: int) -> None:
     """Half gradients with a float32 copy of the own part: 18 = 2 + 4 + 4 + 8. Two units of 2 bytes each are there."""
-    types, count, layer = StateTypes("float16", accumulate="float16", reduce="float32"), 3e9, 1e7
+    types, count, layer = StateTypes("float16", accumulate="float16", gradient_copy="float32"), 3e9, 1e7
     plan = {"num_ranks": n, "num_windows": 0}
     assert total(by_count(count, types, Partition(stage=2, **plan))) == pytest.approx(2 * count + 18 * count / n)
-    stage_3 = total(by_count(count, types, Partition(stage=3, **plan), largest_unit=layer))
+    plan["num_windows"] = 2
+    stage_3 = by_count(count, types, Partition(stage=3, **plan), largest_unit=layer)
     # DeepSpeed's formula for stage 3 has 18 here as well: it leaves out the 2 bytes of the parameters' own part.
-    assert stage_3 == pytest.approx(20 * count / n + 4 * layer * (n > 1))
+    states = sum(r.num_bytes for r in stage_3 if "window" not in r.name and r.name != "unit in use")
+    assert states == pytest.approx(20 * count / n)
+    assert named(stage_3)["gather windows"] == 4 * layer * (n > 1)
     on_host = {"states": "host", "gradients": "host"}
+    plan["num_windows"] = 0
     assert total(by_count(count, types, Partition(stage=2, **plan, **on_host)), "device") == 2 * count
     rows = by_count(count, types, Partition(stage=3, **plan, **on_host, parameters="host"), largest_unit=layer)
-    assert total(rows, "device") == 4 * layer * (n > 1)
+    assert total(rows, "device") == 2 * layer * (n > 1)
     assert total(rows, "host") == pytest.approx(20 * count / n)
 
 
@@ -109,7 +122,7 @@ def test_deepspeeds_estimators(n: int) -> None:
     (195, 65536, 182.81, 0.76, 64), (315, 163840, 1845.70, 3.08, 400),
 ])
 def test_zero_infinitys_table(layers: int, width: int, states: float, checkpoints: float, operator: float) -> None:
-    types = StateTypes("float16", accumulate="float16", reduce="float32")
+    types = StateTypes("float16", accumulate="float16", gradient_copy="float32")
     count = num_transformer_parameters(layers, width)
     assert bytes_per_parameter(types, Partition()) == 20
     assert total(by_count(count, types, Partition())) / 2**40 == pytest.approx(states, abs=0.01)
@@ -151,151 +164,163 @@ MODELS = {
     "two types": [Placement("a", (5, 7), "float64"), Placement("b", (9,), "float32"),
                   Placement("c", (3,), "int64", frozen=True)],
 }
-PARTITIONS = [dict(zip(("num_ranks", "stage", "share", "ranks_per_node", "threshold", "bucket_bytes"), values,
-                       strict=True))
-              for values in product((1, 2, 3, 4, 50), (0, 1, 2, 3), ("none", "node"), (1, 2, 3), (0, 4), (1, 200))]
 
 
-def counted(placements: list[Placement], rank: int, types: StateTypes, given: Partition) -> dict[str, float]:
+def in_pairs(placements: Sequence[Placement]) -> list[list[str]]:
+    """Units of two parameters."""
+    return [[p.name for p in placements[i : i + 2]] for i in range(0, len(placements), 2)]
+
+
+def regions_of(placements: Sequence[Placement], partition: Partition, types: dict[str, str], threshold: int = 0,
+               units: Sequence[Sequence[str]] | None = None) -> tuple[Region, ...]:
+    zero = Zero(stage=partition.stage, threshold=threshold, bucket_bytes=partition.bucket_bytes)
+    spread = partition.stage == 3 and partition.share == "none"
+    return make_regions(placements, in_pairs(placements) if units is None else units,
+                        lambda dtype: types_of(Precision(**types), dtype), zero, spread, partition.num_ranks)
+
+
+def exact(placements: Sequence[Placement], rank: int, types: dict[str, str], partition: Partition, threshold: int = 0,
+          **others: Any) -> tuple[MemoryRow, ...]:
+    return by_regions(regions_of(placements, partition, types, threshold, others.pop("units", None)), rank, partition,
+                      **others)
+
+
+WIDTHS = {"bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}
+
+
+def counted(placements: Sequence[Placement], rank: int, types: dict[str, str], given: Partition,
+            threshold: int) -> dict[str, int]:
     """The rows by looking at every element of every buffer on its own."""
-    sizes = {"half": 2, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}
-    rows = dict.fromkeys(("parameters", "gradients", "gradient windows", "master", "moments"), 0)
-    by_type: dict[tuple[str, bool], list[Placement]] = {}
-    for p in placements:
-        compute = types.compute if types.compute and p.dtype != "int64" else p.dtype
-        by_type.setdefault((compute, p.frozen), []).append(
-            Placement(p.name, p.shape, compute, frozen=p.frozen))
-    n, divided = given.num_ranks, given.stage
-    node = rank // given.ranks_per_node
-    peers = [r for r in range(n) if r // given.ranks_per_node == node]
-    for (compute, frozen), members in by_type.items():
-        wide = "float64" if compute == "float64" else "float32"
-        layout = flat_layouts(members)[0]
-        small = {i for s in layout.slots if prod(s.shape) < given.threshold for i in range(s.start, s.stop)}
-        lengths = []
-        for bucket in make_buckets(layout, given.bucket_bytes):
-            start, stop = part(bucket.stop - bucket.start, n, rank)
-            lengths.append(bucket.stop - bucket.start)
-            for i in range(bucket.start, bucket.stop):
-                own = start <= i - bucket.start < stop
-                if divided < 3 or (given.share == "none" and (own or i in small)):
-                    rows["parameters"] += sizes[compute]
-                if not frozen:
-                    rows["gradients"] += sizes[wide] * (own or divided < 2)
-                    rows["master"] += sizes[wide] * (own or divided < 1) * (wide != compute)
-                    rows["moments"] += 2 * sizes[wide] * (own or divided < 1)
-        if divided == 3 and given.share == "node":
-            start, stop = part(layout.count, len(peers), peers.index(rank))
-            rows["parameters"] += sizes[compute] * (stop - start)
-        if divided > 1 and n > 1 and not frozen and lengths:
-            rows["gradient windows"] += sizes[wide] * max(lengths) * min(2, len(lengths))
+    rows = dict.fromkeys(("parameters", "gradients", "gradient windows", "gradient copy", "master", "moments",
+                          "gather windows", "unit in use", "activations"), 0)
+    n, node, peers = given.num_ranks, rank // given.ranks_per_node, given.ranks_per_node
+    here = [r for r in range(n) if r // peers == node]
+    windows: dict[str, int] = {}
+    units: dict[int, list[tuple[str, int]]] = {}
+    for region in regions_of(placements, given, types, threshold):
+        compute, accumulate, reduce, master = region.types
+        for number, bucket in enumerate(region.shards.buckets):
+            length = bucket.stop - bucket.start
+            if region.spread:
+                units.setdefault(region.units[number], []).append((compute, length))
+            if not region.frozen and n > 1 and (reduce != accumulate or not (given.stage < 2 or
+                                                                              given.accumulate == "buffer")):
+                windows[reduce] = max(windows.get(reduce, 0), length)
+            start, stop = part(length, n, rank)
+            for i in range(length):
+                own = start <= i < stop
+                if region.spread:
+                    rows["parameters"] += WIDTHS[compute] * own
+                elif given.stage < 3 or given.share == "none":
+                    rows["parameters"] += WIDTHS[compute]
+                if not region.frozen:
+                    whole = given.stage < 2 or given.accumulate == "buffer"
+                    rows["gradients"] += WIDTHS[accumulate] * (own or whole)
+                    rows["master"] += WIDTHS[master] * (own or given.stage == 0) * (master != compute)
+                    rows["moments"] += 2 * WIDTHS[master] * (own or given.stage == 0)
+        if given.stage == 3 and given.share == "node":
+            start, stop = part(region.layout.count, len(here), here.index(rank))
+            rows["parameters"] += WIDTHS[compute] * (stop - start)
+    rows["gradient windows"] = sum(2 * WIDTHS[name] * count for name, count in windows.items())
+    if units:
+        each = {name: max(count for parts in units.values() for other, count in parts if other == name)
+                for name in {name for parts in units.values() for name, _ in parts}}
+        rows["gather windows"] = 2 * max(map(len, units.values())) * sum(WIDTHS[k] * v for k, v in each.items())
+        rows["unit in use"] = max(sum(WIDTHS[k] * v for k, v in parts) for parts in units.values())
     return rows
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("compute", [None, "float32", "bfloat16"])
-def test_rows_by_layout_count_every_element(model: str, compute: str | None) -> None:
-    types, placements = StateTypes(compute), MODELS[model]
-    for given in PARTITIONS:
-        partition = Partition(**given)
-        for rank in {0, 1, partition.num_ranks // 2, partition.num_ranks - 1} & set(range(partition.num_ranks)):
-            rows = {row.name: row.num_bytes for row in by_layout(placements, rank, types, partition)}
-            expected = counted(placements, rank, types, partition)
-            assert {name: rows[name] for name in expected} == expected, (given, rank)
-            assert rows["gather window"] == rows["activations"] == rows["reduced gradients"] == 0
+@pytest.mark.parametrize("types", [{}, {"compute": "bfloat16"}, {"compute": "bfloat16", "reduce": "bfloat16"}], ids=str)
+def test_rows_by_regions_count_every_element(model: str, types: dict[str, str]) -> None:
+    placements = MODELS[model]
+    for n, stage, share, peers, threshold, bucket, accumulate in product(
+            (1, 2, 3, 50), (0, 1, 2, 3), ("none", "node"), (1, 2, 3), (0, 38), (1, 200), ("reduce", "buffer")):
+        if (share, peers) == ("none", 2) or (accumulate == "buffer" and stage != 2):
+            continue
+        partition = Partition(n, stage, share, peers, accumulate, bucket)
+        for rank in {0, 1, n // 2, n - 1} & set(range(n)):
+            expected = counted(placements, rank, types, partition, threshold)
+            assert named(exact(placements, rank, types, partition, threshold)) == expected, (partition, rank)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("n", [2, 3, 4, 50])
 def test_own_parts_of_all_ranks_are_one_whole(stage: int, n: int) -> None:
-    types = StateTypes("bfloat16", reduce="float64")
-    whole = {r.name: r.num_bytes for r in by_layout(MODELS["uneven"], 0, types, Partition())}
+    types = {"compute": "bfloat16"}
+    unit = [[p.name for p in MODELS["uneven"]]]
+    whole = named(exact(MODELS["uneven"], 0, types, Partition(), units=unit))
     added = dict.fromkeys(whole, 0.0)
     for rank in range(n):
-        for row in by_layout(MODELS["uneven"], rank, types, Partition(n, stage)):
+        for row in exact(MODELS["uneven"], rank, types, Partition(n, stage), units=unit):
             added[row.name] += row.num_bytes
-    divided = ["reduced gradients", "master", "moments"] + ["gradients"] * (stage > 1) + ["parameters"] * (stage > 2)
+    divided = ["master", "moments"] + ["gradients"] * (stage > 1) + ["parameters"] * (stage > 2)
     assert [added[name] for name in divided] == [whole[name] for name in divided]
     assert all(whole[name] > 0 for name in divided)
 
 
 def test_rows_of_a_nodes_ranks_are_what_the_node_holds() -> None:
     partition = Partition(5, 3, share="node", ranks_per_node=3)  # the second node has two ranks
-    rows = [by_layout(MODELS["uneven"], rank, StateTypes(), partition)[0] for rank in range(5)]
-    whole = by_layout(MODELS["uneven"], 0, StateTypes(), Partition())[0].num_bytes
+    rows = [exact(MODELS["uneven"], rank, {}, partition)[0] for rank in range(5)]
+    whole = exact(MODELS["uneven"], 0, {}, Partition())[0].num_bytes
     assert {row.where for row in rows} == {"node"}
     assert [sum(r.num_bytes for r in node) for node in (rows[:3], rows[3:])] == [whole, whole]
 
 
 @pytest.mark.parametrize("stage, share", [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (3, "node")])
-@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
-def test_the_two_entry_points_agree_on_large_models(stage: int, share: str, compute: str) -> None:
-    width, layers = 500, 12
-    placements = [Placement(f"{i}.{name}", shape, "float32", frozen=i == 3) for i in range(layers)
+@pytest.mark.parametrize("types", [{"compute": "bfloat16"}, {"compute": "float32"},
+                                   {"compute": "bfloat16", "reduce": "bfloat16"}], ids=str)
+def test_the_two_entry_points_agree_on_large_models(stage: int, share: str, types: dict[str, str]) -> None:
+    width, layers = 512, 12
+    placements = [Placement(f"{i}.{name}", shape, "float32") for i in range(layers)
                   for name, shape in (("w", (width, 4 * width)), ("b", (width,)), ("v", (4 * width, width)))]
-    count = sum(p.count for p in placements if not p.frozen)
-    frozen = sum(p.count for p in placements if p.frozen)
-    units = [[f"{i}.{name}" for name in "wbv"] for i in range(layers)]
-    partition = Partition(24, stage, share=share, ranks_per_node=8, bucket_bytes=1 << 16, num_windows=0)
-    exact = by_layout(placements, 0, StateTypes(compute), partition, units=units, activations=5)
-    closed = by_count(count, StateTypes(compute), partition, frozen=frozen, activations=5,
-                      largest_unit=8 * width**2 + width)
-    for a, b in zip(exact, closed, strict=True):
+    placements.append(Placement("frozen", (1 << 20,), "float32", frozen=True))
+    unit = 8 * width**2 + width
+    units = [*([f"{i}.{name}" for name in "wbv"] for i in range(layers)), ["frozen"]]
+    partition = Partition(24, stage, share, 8, bucket_bytes=4 * width**2 * (2 if types["compute"] == "bfloat16" else 4))
+    regions = exact(placements, 0, types, partition, units=units, activations=5)
+    closed = by_count(layers * unit, StateTypes(**types), partition, frozen=1 << 20, activations=5, largest_unit=unit)
+    for a, b in zip(regions, closed, strict=True):
         assert (a.name, a.where) == (b.name, b.where)
         assert a.num_bytes == pytest.approx(b.num_bytes, rel=1e-3), a.name
 
 
-def test_gradient_windows_of_both_entry_points_agree() -> None:
-    placements = [Placement(f"p{i}", (1 << 14,), "float32") for i in range(64)]
-    partition = Partition(4, 2, bucket_bytes=1 << 18)
-    windows = [next(r.num_bytes for r in rows if r.name == "gradient windows") for rows in (
-        by_layout(placements, 0, StateTypes(), partition), by_count(64 * (1 << 14), StateTypes(), partition))]
-    assert windows == [2 << 18, 2 << 18]
-
-
 def test_a_trillion_parameters_on_a_million_ranks() -> None:
-    rows = by_count(1e12, StateTypes("bfloat16"), Partition(1_000_000, 3), largest_unit=12 * 25600.0**2)
-    assert next(r.num_bytes for r in rows if r.name == "moments") == pytest.approx(8e6)
-    assert next(r.num_bytes for r in rows if r.name == "gather window") == 2 * 2 * 12 * 25600**2
+    rows = named(by_count(1e12, StateTypes("bfloat16"), Partition(1_000_000, 3), largest_unit=12 * 25600.0**2))
+    assert rows["moments"] == pytest.approx(8e6)
+    assert rows["gather windows"] == 2 * rows["unit in use"] == 2 * 2 * 12 * 25600**2
+    assert rows["gradient windows"] == 2 * rows["gather windows"]  # float32
 
 
-def test_the_gather_window_holds_two_neighbours_and_no_small_parameters() -> None:
-    placements = [Placement(name, (count,), "float32", frozen=name == "d")
-                  for name, count in {"a": 100, "b": 3, "c": 60, "d": 50}.items()]
-    units = [["a"], ["b"], ["c", "d"]]
-    for threshold, largest in ((0, 113), (4, 110)):
-        partition = Partition(2, 3, threshold=threshold)
-        rows = {r.name: r.num_bytes for r in by_layout(placements, 1, StateTypes("bfloat16"), partition, units=units)}
-        assert rows["gather window"] == 2 * largest
-    for partition in (Partition(1, 3), Partition(2, 3, share="node", ranks_per_node=2), Partition(2, 2)):
-        assert by_layout(placements, 0, StateTypes(), partition, units=units)[6].num_bytes == 0
-    assert by_layout(placements, 0, StateTypes(), Partition(2, 3), units=[["a", "b"]])[6].num_bytes == 4 * 103
-
-
-def test_whole_gradients_while_micro_batches_add_up() -> None:
-    rows = by_layout(MODELS["uneven"], 0, StateTypes(), Partition(4, 2, accumulate="buffer"))
-    plain = by_layout(MODELS["uneven"], 0, StateTypes(), Partition(4, 1))
-    assert rows[1] == plain[1] and rows[2].num_bytes == 0
+def test_units_that_mix_kinds_have_windows_for_each() -> None:
+    placements = [Placement("a", (100,), "float32"), Placement("b", (64,), "float32", frozen=True),
+                  Placement("c", (32,), "float32")]
+    rows = named(exact(placements, 0, {}, Partition(2, 3), units=[["a", "b"], ["c"]]))
+    assert rows["unit in use"] == 4 * (112 + 64)
+    assert rows["gather windows"] == 2 * 2 * 4 * 112
+    for partition in (Partition(2, 3, share="node", ranks_per_node=2), Partition(2, 2)):
+        rows = named(exact(placements, 0, {}, partition))
+        assert rows["gather windows"] == rows["unit in use"] == 0
 
 
 def test_rows_say_where() -> None:
     partition = Partition(2, 3, states="disk", gradients="host", parameters="host")
     where = {row.name: row.where for row in by_count(10, StateTypes(), partition)}
     assert where == {"parameters": "host", "gradients": "host", "gradient windows": "device",
-                     "reduced gradients": "host", "master": "disk", "moments": "disk", "gather window": "device",
-                     "activations": "device"}
+                     "gradient copy": "host", "master": "disk", "moments": "disk", "gather windows": "device",
+                     "unit in use": "device", "activations": "device"}
+    assert total(by_count(10, StateTypes(num_moments=1), partition), "disk") == 20
 
 
 @pytest.mark.parametrize("bad, words", [({"stage": 4}, "stage = 4"), ({"share": "all"}, "'node' or 'none'"),
                                         ({"states": "gpu"}, "states = 'gpu'"), ({"num_ranks": 0}, "num_ranks = 0")])
-def test_bad_partitions_are_refused(bad: dict[str, object], words: str) -> None:
+def test_bad_partitions_are_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Partition(**bad)
 
 
-def test_types_fill_themselves_in() -> None:
-    assert StateTypes().resolve("float64") == StateTypes("float64", "float64", "float64", "float64")
-    assert StateTypes().resolve("float16") == StateTypes("float16", "float32", "float32", "float32")
-    assert StateTypes("bfloat16", reduce="bfloat16").resolve("float64").reduce == "bfloat16"
-    assert StateTypes("bfloat16").resolve("int32").compute == "int32"
-    assert floor(bytes_per_parameter(StateTypes("bfloat16", num_moments=1), Partition())) == 14
+@pytest.mark.parametrize("types", [{"compute": "float64"}, {"compute": "float16"}, {"compute": "float32"},
+                                   {"compute": "bfloat16", "reduce": "bfloat16"}, {"master": "float64"},
+                                   {"compute": "float16", "accumulate": "float16", "master": "float32"}], ids=str)
+def test_types_fill_themselves_in_as_those_of_training(types: dict[str, str]) -> None:
+    assert StateTypes(**types).filled == types_of(Precision(**types), "float32")
