@@ -1,7 +1,7 @@
 """The memory tables of `hpctrain plan`: parameters by kind, memory a rank, and what each stage of ZeRO would need.
 
-Owns the tables. The numbers come from `plan.memory`, by the layouts that training uses; activations from the model's
-formula, which is an estimate. Loads no array library.
+Owns the tables. The numbers come from `plan.memory`, by the flat buffers that training uses; activations from the
+model's formula, which is an estimate. Loads no array library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.dtypes import dtype_of
-from hpctrain.plan.memory import MemoryRow, Partition, StateTypes, by_layout, total
+from hpctrain.errors import ConfigError
+from hpctrain.plan.memory import MemoryRow, Partition, by_regions, total
 from hpctrain.plan.placement import Placement
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def memory_tables(config: Config, batch: Batch, ranks_per_node: int) -> list[Any]:
     """Two tables: the parameters by kind, and the rows of the rank with the most and the one with the least."""
+    from hpctrain.runtime.flat_model import types_of
+    from hpctrain.train.recipe import make_precision
+
     placements, partition = _placements(config), _partition(config, batch, ranks_per_node)
     count = sum(p.count for p in placements)
     kinds = _new_table("parameters", "kind", "tensors", "elements")
@@ -35,9 +39,9 @@ def memory_tables(config: Config, batch: Batch, ranks_per_node: int) -> list[Any
 
     found = {rank: _rows(config, batch, partition, rank) for rank in _extremes(partition)}
     most, least = (choice(found, key=lambda rank: total(found[rank])) for choice in (max, min))
-    t = _types(config).resolve(config.run.dtype)
-    memory = _new_table(f"memory a rank, zero.stage = {partition.stage}\nparameters {t.compute}, gradients "
-                        f"{t.accumulate}, master {t.master}", "what", f"most: rank {most}", f"least: rank {least}",
+    compute, accumulate, _, master = types_of(make_precision(config), config.run.dtype)
+    memory = _new_table(f"memory a rank, zero.stage = {partition.stage}\nparameters {compute}, gradients "
+                        f"{accumulate}, master {master}", "what", f"most: rank {most}", f"least: rank {least}",
                         "B/parameter", "where")
     rows = [(a.name + " (estimate)" * (a.name == "activations"), a.num_bytes, b.num_bytes, WHERE[a.where])
             for a, b in zip(found[most], found[least], strict=True) if a.num_bytes or b.num_bytes]
@@ -50,17 +54,20 @@ def stages_table(config: Config, batch: Batch, ranks_per_node: int) -> Any:
     """Stage by number of ranks: memory of the rank with the most, activations of one micro-batch included."""
     given = replace(_partition(config, batch, ranks_per_node), share="none")
     numbers = sorted({2**k for k in range(batch.data.bit_length())} | {batch.data})
-    stages: dict[str, dict[str, Any]] = {f"{stage}": {"stage": stage} for stage in range(4)}
+    stages: dict[str, dict[str, Any]] = {str(stage): {"stage": stage} for stage in range(3)}
+    stages["3, share = none"] = {"stage": 3}
     if ranks_per_node > 1:
         stages["3, share = node"] = {"stage": 3, "share": "node"}
     cells = {name: [max(total(_rows(config, batch, p, rank)) for rank in _extremes(p))
-                    for n in numbers for p in (replace(given, num_ranks=n, **changes),)]
+                    for n in numbers if n <= ranks_per_node or "share" not in changes
+                    for p in (replace(given, num_ranks=n, **changes),)]
              for name, changes in stages.items()}
     power = _power(max(map(max, cells.values())))
     title = f"{UNITS[power]} on the rank with the most, by zero.stage and ranks"
     table = _new_table(title, "stage", *map(str, numbers))
     for name, row in cells.items():
-        table.add_row(name, *(f"{cell / 1024**power:,.2f}" for cell in row))
+        shown = [f"{cell / 1024**power:,.2f}" for cell in row]
+        table.add_row(name, *shown, *["-"] * (len(numbers) - len(row)))
     return table
 
 
@@ -72,25 +79,27 @@ def _extremes(partition: Partition) -> set[int]:
 
 
 def _rows(config: Config, batch: Batch, partition: Partition, rank: int) -> tuple[MemoryRow, ...]:
-    placements, types = _placements(config), _types(config)
-    element = dtype_of(str(types.resolve(config.run.dtype).compute)).num_bytes
-    activations = element * _shape(config).num_activations(batch.micro, config.length)
+    from hpctrain.runtime.flat_model import types_of
+    from hpctrain.train.recipe import make_optimizer, make_precision, make_zero
+    from hpctrain.zero.regions import make_regions
+
+    precision, optimizer, placements = make_precision(config), make_optimizer(config), _placements(config)
     units = [[p.name for p in members] for members in _units(placements).values()]
-    return by_layout(placements, rank, types, partition, units=units, activations=activations)
+    regions = make_regions(placements, units, lambda dtype: types_of(precision, dtype), make_zero(config),
+                           partition.stage == 3 and not partition.shared, partition.num_ranks,
+                           whole_tensors=optimizer.ownership == "tensor")
+    element = dtype_of(types_of(precision, config.run.dtype).compute).num_bytes
+    activations = element * _shape(config).num_activations(batch.micro, config.length)
+    return by_regions(regions, rank, partition, num_moments=len(optimizer.slots), activations=activations)
 
 
 def _partition(config: Config, batch: Batch, ranks_per_node: int) -> Partition:
-    zero = config.zero
-    share = ("node" if ranks_per_node > 1 else "none") if zero.share == "auto" else zero.share
-    accumulate = zero.accumulate if batch.accumulation > 1 else "reduce"
-    return Partition(batch.data, zero.stage, share, ranks_per_node, zero.threshold, accumulate)
-
-
-def _types(config: Config) -> StateTypes:
-    from hpctrain.train.recipe import make_optimizer
-
-    p = config.precision
-    return StateTypes(p.compute, p.accumulate, p.reduce, p.master, len(make_optimizer(config).slots))
+    zero, one_node = config.zero, ranks_per_node >= batch.data
+    if zero.stage == 3 and zero.share == "node" and not one_node:
+        raise ConfigError(f"zero.share = 'node' needs all {batch.data} ranks on one node, --ranks-per-node is "
+                          f"{ranks_per_node}; legal here are 'none' or 'auto'")
+    share = "node" if zero.share != "none" and one_node else "none"
+    return Partition(batch.data, zero.stage, share, ranks_per_node, zero.accumulate, zero.bucket_bytes)
 
 
 def _shape(config: Config) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.mesh import fill_mesh
+from hpctrain.plan.flat import BUCKET_BYTES
 from hpctrain.plan.mesh import Mesh
 
 __all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer",
@@ -114,9 +115,11 @@ class Zero:
                         legal=(0, 1, 2, 3))
     share: str = option("auto", "At stage 3 the ranks of a node hold one copy of the parameters together (node), or "
                         "each its part (none); auto: node where they can.", legal=("auto", "node", "none"))
-    threshold: int = option(0, "Parameters of fewer elements stay whole on every rank at stage 3.", low=0)
+    threshold: int = option(10_000, "Units of the model with fewer elements stay whole on every rank at stage 3, where "
+                            "no node shares.", low=0)
     accumulate: str = option("reduce", "Stages 2 and 3 with accumulation: reduce each micro-batch and keep the own "
                              "part, or keep whole gradients and reduce once (buffer).", legal=("reduce", "buffer"))
+    bucket_bytes: int = option(BUCKET_BYTES, "Gradients are reduced in pieces of at least this size.", low=1)
 
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -129,7 +132,7 @@ class Precision:
     compute: str | None = option(None, "Parameters and arithmetic; run.dtype when not given.", legal=_FLOATS)
     accumulate: str | None = option(None, "Gradients; float32 for half types, else compute, when not given.",
                                     legal=_FLOATS)
-    reduce: str | None = option(None, "Reduced gradients; precision.accumulate when not given.", legal=_FLOATS)
+    reduce: str | None = option(None, "Gradients between ranks; precision.accumulate when not given.", legal=_FLOATS)
     master: str | None = option(None, "Weights that are updated, and moments; float32 for half types, else compute, "
                                 "when not given.", legal=_FLOATS)
 

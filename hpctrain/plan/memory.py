@@ -7,7 +7,7 @@ buffers that training uses (whole elements, padding and uneven parts included).
     row               stage 0     1        2        3
     parameters        all         all      all      own, or one copy a node     compute type
     gradients         all         all      own      own                         accumulate type
-    gradient windows  -           -        two buckets                          reduce type; always where that is another
+    gradient windows  -           -        two buckets                          reduce type; all stages if another
     gradient copy     all         own      own      own                         only of trainers that make one
     master            all         own      own      own                         only where it is not the compute type
     moments           all         own      own      own                         master type
@@ -25,12 +25,12 @@ from typing import Protocol
 
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError, choices
-from hpctrain.plan.flat import BUCKET_BYTES, FlatLayout, flat_layouts, make_buckets
-from hpctrain.plan.placement import Placement
+from hpctrain.plan.flat import BUCKET_BYTES
+from hpctrain.plan.shards import Shards
 from hpctrain.plan.split import part
 
-__all__ = ["MemoryRow", "Partition", "StateTypes", "by_count", "by_layout", "bytes_per_parameter", "largest_model",
-           "total"]
+__all__ = ["Buffer", "MemoryRow", "Partition", "StateTypes", "by_count", "by_regions", "bytes_per_parameter",
+           "largest_model", "total"]
 
 
 _STATES = ("parameters", "gradients", "gradient windows", "reduced gradients", "master", "moments")

@@ -16,9 +16,12 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.models.mlp_shape import MLPShape
 from hpctrain.optim.options import SGD, AdamW, Optimizer
+from hpctrain.optim.precision import Precision
 from hpctrain.optim.schedule import Constant, Schedule, WarmupCosine, WarmupLinear
+from hpctrain.zero.options import Zero
 
-__all__ = ["Recipe", "gpt_shape", "make_optimizer", "make_recipe", "make_schedule", "mlp_shape"]
+__all__ = ["Recipe", "gpt_shape", "make_optimizer", "make_precision", "make_recipe", "make_schedule", "make_zero",
+           "mlp_shape"]
 
 NO_DECAY = ("*.bias", "*norm.weight")
 
@@ -83,6 +86,19 @@ def make_optimizer(config: Config) -> Optimizer:
     if o.kind == "adamw":
         return AdamW(lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay)
     return SGD(lr=o.lr, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay)
+
+
+def make_zero(config: Config) -> Zero:
+    """The [zero] section."""
+    z = config.zero
+    return Zero(stage=z.stage, share=z.share, accumulate=z.accumulate, threshold=z.threshold,
+                bucket_bytes=z.bucket_bytes)
+
+
+def make_precision(config: Config) -> Precision:
+    """The [precision] section."""
+    p = config.precision
+    return Precision(compute=p.compute, accumulate=p.accumulate, reduce=p.reduce, master=p.master)
 
 
 def make_schedule(config: Config) -> Schedule:

@@ -7,7 +7,7 @@ is shown. All of it runs under `agree`: a mistake is one error, the same on all 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,14 @@ from hpctrain.data.text import TokenWindows, bigram_entropy
 from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.batch import Batch, solve_batch
 from hpctrain.plan.mesh import Mesh
-from hpctrain.train.recipe import Recipe, make_optimizer, make_recipe, make_schedule
+from hpctrain.train.recipe import (
+    Recipe,
+    make_optimizer,
+    make_precision,
+    make_recipe,
+    make_schedule,
+    make_zero,
+)
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
@@ -96,10 +103,10 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
     with world.agree():
         mesh = config.mesh.mesh(context.size)
         check_trainable(mesh)
-        check_stage(config)
         batch = solve_batch(mesh.length("data"), size=config.batch.global_, micro=config.batch.micro,
                             accumulation=config.batch.accumulation)
         optimizer, schedule = make_optimizer(config), make_schedule(config)
+        zero, precision = make_zero(config), make_precision(config)
     if resume == "none":
         world.on_root(lambda: clear_or_refuse(config, restart))
     found = world.on_root(lambda: locate(config.data.store))
@@ -109,7 +116,7 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
         train, validation = (TokenWindows(tokens, config.length) for tokens in (store.train, store.validation))
         recipe = make_recipe(config)
     trainer = context.trainer(recipe.model, optimizer=optimizer, schedule=schedule,
-                              clip_norm=config.optimizer.clip_norm or None)
+                              clip_norm=config.optimizer.clip_norm or None, zero=zero, precision=precision)
     samples = {"seed": config.run.seed, "length": config.length, "tokens": store.hash}
     position = Position()
     if resume != "none":
@@ -126,17 +133,6 @@ def check_trainable(mesh: Mesh) -> None:
         if axis != "data" and length > 1:
             raise UnsupportedError(f"mesh.{axis} = {length} cannot be trained yet; legal is 1 (training uses the data "
                                    "axis only)")
-
-
-def check_stage(config: Config) -> None:
-    """Refuses memory settings that this release can plan but not run."""
-    if config.zero.stage:
-        raise UnsupportedError(f"zero.stage = {config.zero.stage} cannot be trained yet; legal is 0 (`hpctrain plan` "
-                               "shows the others)")
-    for name, value in asdict(config.precision).items():
-        if value not in (None, config.run.dtype):
-            raise UnsupportedError(f"precision.{name} = {value!r} cannot be trained yet; legal is run.dtype = "
-                                   f"{config.run.dtype!r}")
 
 
 def check_vocabulary(config: Config, store: TokenStore) -> None:
@@ -175,7 +171,7 @@ def _resume(config: Config, trainer: Trainer, samples: dict[str, Any], resume: s
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Options that are not what they were; those of [log] and [checkpoint] change nothing that is learned."""
     changed = []
-    for section in ("run", "model", "data", "batch", "optimizer", "schedule"):
+    for section in ("run", "model", "data", "batch", "optimizer", "precision", "schedule"):
         for key in {**old.get(section, {}), **new[section]}:
             before, now = old.get(section, {}).get(key), new[section].get(key)
             if before != now:

@@ -43,15 +43,17 @@ def test_bytes_per_parameter(name: str) -> None:
 
 def test_rows() -> None:
     table = rows("row")
-    assert list(table) == [row.name for row in by_count(1, StateTypes(), Partition())]
-    types = StateTypes("float16", reduce="float64")
+    assert {*table} == {row.name for row in by_count(1, StateTypes(), Partition())} - {"gradient copy"}
+    types = StateTypes("float16")
     for stage in range(4):
         for row in by_count(2**40, types, Partition(4, stage), largest_unit=1, activations=1):
+            if row.name not in table:
+                continue
             cell = table[row.name][stage]
             assert (row.num_bytes > 0) == (cell != "-"), (stage, row)
-            own = sum(r.num_bytes for r in by_count(2**40, types, Partition(8, stage)) if r.name == row.name)
+            more = sum(r.num_bytes for r in by_count(2**40, types, Partition(8, stage)) if r.name == row.name)
             if cell.startswith(("all", "own part")) and row.name != "activations":
-                assert (own < row.num_bytes) == cell.startswith("own part"), (stage, row)
+                assert (more < row.num_bytes) == cell.startswith("own part"), (stage, row)
 
 
 def test_the_example_runs() -> None:

@@ -12,7 +12,7 @@ from hpctrain.plan.mesh import Mesh
 from hpctrain.train.curve import draw_curve
 from hpctrain.train.metrics import Metrics, read_metrics
 from hpctrain.train.progress import Bar, Lines, Shown, Silent, make_progress
-from hpctrain.train.session import check_stage, check_trainable, clear_or_refuse
+from hpctrain.train.session import check_trainable, clear_or_refuse
 
 
 def written(path, steps):
@@ -113,11 +113,3 @@ def test_old_checkpoints_are_not_mixed_with_a_fresh_run(tmp_path):
         clear_or_refuse(config, restart=False)
     clear_or_refuse(config, restart=True)
     assert not (tmp_path / "checkpoints").exists()
-
-
-@pytest.mark.parametrize("table, words", [({"zero": {"stage": 2}}, "zero.stage = 2"),
-                                          ({"precision": {"master": "float64"}}, "precision.master = 'float64'")])
-def test_memory_settings_that_cannot_be_trained_are_refused(table: dict[str, dict[str, object]], words: str) -> None:
-    check_stage(config_from({"precision": {"compute": "float32"}}))
-    with pytest.raises(UnsupportedError, match=f"{words} cannot be trained yet"):
-        check_stage(config_from(table))

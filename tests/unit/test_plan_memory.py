@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hpctrain.cli.memory import memory_tables, stages_table
 from hpctrain.config.read import config_from
+from hpctrain.errors import ConfigError
 from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.plan.batch import solve_batch
 
@@ -52,35 +53,44 @@ def test_stage_0_keeps_everything_everywhere() -> None:
     assert kib(memory["parameters"][0]) == pytest.approx(4 * COUNT / 1024, rel=0.01)
     assert memory["parameters"][2:] == ["4.000", "rank"] and memory["moments"][2] == "8.000"
     assert memory["parameters"][0] == memory["parameters"][1]
-    assert "master" not in memory and "gather window" not in memory
+    assert "master" not in memory and "gather windows" not in memory
     assert kib(memory["activations (estimate)"][0]) == pytest.approx(4 * ACTIVATIONS / 1024, rel=0.01)
 
 
 def test_stage_3_of_half_types_on_three_ranks() -> None:
-    memory = tables(3, zero={"stage": 3}, precision={"compute": "bfloat16"})[1]
+    memory = tables(3, zero={"stage": 3, "threshold": 0}, precision={"compute": "bfloat16"})[1]
     assert [memory[name][2] for name in ("parameters", "gradients", "master", "moments")] == [
         "0.667", "1.333", "1.333", "2.667"]
     block = 12 * 64 * 64 + 13 * 64
-    assert kib(memory["gather window"][0]) == pytest.approx(2 * 2 * block / 1024, rel=0.01)
+    assert kib(memory["gather windows"][0]) == pytest.approx(2 * 2 * block / 1024, rel=0.01)
+    assert kib(memory["unit in use"][0]) == pytest.approx(2 * block / 1024, rel=0.01)
     assert kib(memory["activations (estimate)"][0]) == pytest.approx(2 * ACTIVATIONS / 1024, rel=0.01)
     assert list(tables(3)[1]) == ["what", "parameters", "gradients", "moments", "activations (estimate)", "together"]
 
 
-@pytest.mark.parametrize("share, where", [("auto", "node (its share)"), ("node", "node (its share)"), ("none", "rank")])
-def test_sharing_of_a_node(share: str, where: str) -> None:
-    memory = tables(6, 4, zero={"stage": 3, "share": share})[1]
+@pytest.mark.parametrize("share, peers, where", [
+    ("auto", 6, "node (its share)"), ("node", 8, "node (its share)"), ("none", 6, "rank"), ("auto", 5, "rank"),
+    ("auto", 1, "rank")])
+def test_sharing_of_a_node(share: str, peers: int, where: str) -> None:
+    memory = tables(6, peers, zero={"stage": 3, "share": share})[1]
     assert memory["parameters"][3] == where
-    if where != "rank":  # the last node has two ranks: half of the parameters each
-        assert memory["what"][:2] == ["most: rank 4", "least: rank 3"]
-        assert [kib(cell) for cell in memory["parameters"][:2]] == pytest.approx(
-            [4 * COUNT / 2 / 1024, 4 * COUNT / 4 / 1024], rel=0.01)
-    assert tables(6, 1, zero={"stage": 3})[1]["parameters"][3] == "rank"
+    assert ("gather windows" in memory) == (where == "rank")
 
 
-def test_whole_gradients_only_while_something_is_accumulated() -> None:
-    zero = {"stage": 2, "accumulate": "buffer"}
-    assert tables(4, accumulation=2, zero=zero)[1]["gradients"][2] == "4.000"
-    assert tables(4, accumulation=1, zero=zero)[1]["gradients"][2] == "1.000"
+def test_a_node_that_has_not_all_ranks_cannot_share() -> None:
+    with pytest.raises(ConfigError, match="zero.share = 'node' needs all 6 ranks on one node"):
+        tables(6, 4, zero={"stage": 3, "share": "node"})
+
+
+def test_small_units_stay_whole() -> None:
+    none = {"stage": 3, "share": "none"}
+    assert tables(4, zero=none | {"threshold": 10**9})[1]["parameters"][2] == "4.000"
+    assert tables(4, zero=none | {"threshold": 0})[1]["parameters"][2] == "1.000"
+
+
+def test_whole_gradients() -> None:
+    assert tables(4, zero={"stage": 2, "accumulate": "buffer"})[1]["gradients"][2] == "4.000"
+    assert tables(4, zero={"stage": 2})[1]["gradients"][2] == "1.000"
 
 
 def test_no_moments_without_momentum() -> None:
@@ -91,7 +101,8 @@ def test_no_moments_without_momentum() -> None:
 def test_stages_by_ranks() -> None:
     stages = tables(6, 2, zero={"stage": 1})[2]
     assert stages["stage"] == ["1", "2", "4", "6"]
-    assert list(stages) == ["stage", "0", "1", "2", "3", "3, share = node"]
+    assert list(stages) == ["stage", "0", "1", "2", "3, share = none", "3, share = node"]
+    assert stages["3, share = node"][2:] == ["-", "-"]
     whole = (16 * COUNT + 4 * ACTIVATIONS) / 2**20
     assert [float(x) for x in stages["0"]] == pytest.approx([whole] * 4, abs=0.02)
     assert [float(x) for x in stages["1"]] == pytest.approx(
