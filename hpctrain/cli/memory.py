@@ -37,15 +37,16 @@ def memory_tables(config: Config, batch: Batch, ranks_per_node: int) -> list[Any
         kinds.add_row(kind, str(len(members)), f"{sum(p.count for p in members):,}")
     kinds.add_row("together", str(len(placements)), f"{count:,}")
 
-    found = {rank: _rows(config, batch, partition, rank) for rank in _extremes(partition)}
-    most, least = (choice(found, key=lambda rank: total(found[rank])) for choice in (max, min))
+    # Parts are cut as evenly as possible, earlier ranks first: nobody has more than rank 0 or less than the last one.
+    last = partition.num_ranks - 1
+    most, least = (_rows(config, batch, partition, rank) for rank in (0, last))
     compute, accumulate, _, master = types_of(make_precision(config), config.run.dtype)
     memory = _new_table(f"memory a rank, zero.stage = {partition.stage}\nparameters {compute}, gradients "
-                        f"{accumulate}, master {master}", "what", f"most: rank {most}", f"least: rank {least}",
+                        f"{accumulate}, master {master}", "what", "most: rank 0", f"least: rank {last}",
                         "B/parameter", "where")
     rows = [(a.name + " (estimate)" * (a.name == "activations"), a.num_bytes, b.num_bytes, WHERE[a.where])
-            for a, b in zip(found[most], found[least], strict=True) if a.num_bytes or b.num_bytes]
-    for name, high, low, where in [*rows, ("together", total(found[most]), total(found[least]), "")]:
+            for a, b in zip(most, least, strict=True) if a.num_bytes or b.num_bytes]
+    for name, high, low, where in [*rows, ("together", total(most), total(least), "")]:
         memory.add_row(name, _bytes(high), _bytes(low), f"{high / count:.3f}", where)
     return [kinds, memory]
 
@@ -58,10 +59,8 @@ def stages_table(config: Config, batch: Batch, ranks_per_node: int) -> Any:
     stages["3, share = none"] = {"stage": 3}
     if ranks_per_node > 1:
         stages["3, share = node"] = {"stage": 3, "share": "node"}
-    cells = {name: [max(total(_rows(config, batch, p, rank)) for rank in _extremes(p))
-                    for n in numbers if n <= ranks_per_node or "share" not in changes
-                    for p in (replace(given, num_ranks=n, **changes),)]
-             for name, changes in stages.items()}
+    cells = {name: [total(_rows(config, batch, replace(given, num_ranks=n, **changes), 0)) for n in numbers
+                    if n <= ranks_per_node or "share" not in changes] for name, changes in stages.items()}
     power = _power(max(map(max, cells.values())))
     title = f"{UNITS[power]} on the rank with the most, by zero.stage and ranks"
     table = _new_table(title, "stage", *map(str, numbers))
@@ -69,13 +68,6 @@ def stages_table(config: Config, batch: Batch, ranks_per_node: int) -> Any:
         shown = [f"{cell / 1024**power:,.2f}" for cell in row]
         table.add_row(name, *shown, *["-"] * (len(numbers) - len(row)))
     return table
-
-
-def _extremes(partition: Partition) -> set[int]:
-    """Ranks among which are those with the most and the least: the first and last of all, and around the last node."""
-    last = partition.num_ranks - 1
-    node = last // partition.ranks_per_node * partition.ranks_per_node
-    return {0, max(0, node - 1), node, last}
 
 
 def _rows(config: Config, batch: Batch, partition: Partition, rank: int) -> tuple[MemoryRow, ...]:

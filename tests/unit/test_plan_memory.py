@@ -30,7 +30,7 @@ def shown(table: Any) -> dict[str, list[str]]:
 
 
 def tables(ranks: int, ranks_per_node: int = 1, accumulation: int = 1, **sections: Any) -> list[dict[str, list[str]]]:
-    config = config_from({"model": GPT, **sections})
+    config = config_from({"model": GPT} | sections)
     batch = solve_batch(ranks, micro=2, accumulation=accumulation)
     found = [*memory_tables(config, batch, ranks_per_node), stages_table(config, batch, ranks_per_node)]
     return [shown(table) for table in found]
@@ -75,6 +75,14 @@ def test_sharing_of_a_node(share: str, peers: int, where: str) -> None:
     memory = tables(6, peers, zero={"stage": 3, "share": share})[1]
     assert memory["parameters"][3] == where
     assert ("gather windows" in memory) == (where == "rank")
+
+
+def test_no_rank_has_more_than_rank_0_or_less_than_the_last() -> None:
+    model = {"kind": "mlp", "vocabulary": 3, "width": 1, "layers": 1, "context": 1}
+    memory = tables(50, model=model, zero={"stage": 1, "bucket_bytes": 1})[1]
+    assert memory["what"][:2] == ["most: rank 0", "least: rank 49"]
+    # Buckets of 80, 32, 16, 16 and 16 elements over 50 ranks: 2 + 1 + 1 + 1 + 1 and 1 + 0 + 0 + 0 + 0, in 2 x 4 bytes.
+    assert memory["moments"][:2] == ["48 B", "8 B"]
 
 
 def test_a_node_that_has_not_all_ranks_cannot_share() -> None:
