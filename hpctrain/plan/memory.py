@@ -33,7 +33,6 @@ __all__ = ["Buffer", "MemoryRow", "Partition", "StateTypes", "by_count", "by_reg
            "largest_model", "total"]
 
 
-_STATES = ("parameters", "gradients", "gradient windows", "reduced gradients", "master", "moments")
 
 
 _ROWS = ("parameters", "gradients", "gradient windows", "gradient copy", "master", "moments", "gather windows",
