@@ -104,9 +104,9 @@ def types_of(precision: Precision, dtype: str) -> Types:
         return Types(dtype, dtype, dtype, dtype)
     found = precision.resolve(dtype)
     if found.parameter != found.compute:
-        raise UnsupportedError(f"precision.parameter = {found.parameter!r} with precision.compute = {found.compute!r} is "
-                               "not supported: parameters live in the type of the arithmetic; for values in another "
-                               "type use precision.master")
+        raise UnsupportedError(f"precision.parameter = {found.parameter!r} with precision.compute = {found.compute!r} "
+                               "is not supported: parameters live in the type of the arithmetic; for values in "
+                               "another type use precision.master")
     return Types(found.compute, found.accumulate, found.reduce, found.master)
 
 

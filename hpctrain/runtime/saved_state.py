@@ -1,10 +1,10 @@
 """What a checkpoint holds of a trainer, and how each rank writes and reads its share.
 
 Every flat buffer (parameters, and each optimizer slot, laid out alike) has owners (`plan.shards`), at every ZeRO stage
-the same ones; a rank writes the tensor pieces in what it owns, padding left out. Parameters are saved as the update sees
-them: where there is a master, in its type, and what the model computes with follows from it. Loading reads what a rank
-owns in the *new* layout and gathers the rest from the others, so no byte is read twice, whatever ranks, stage and types
-were and are.
+the same ones; a rank writes the tensor pieces in what it owns, padding left out. Parameters are saved as the update
+sees them: where there is a master, in its type, and what the model computes with follows from it. Loading reads what a
+rank owns in the *new* layout and gathers the rest from the others, so no byte is read twice, whatever ranks, stage and
+types were and are.
 """
 
 from __future__ import annotations

@@ -58,7 +58,10 @@ class MpiTransport:
         if self._node_memory is None or num_bytes == 0:
             return allocate(num_bytes)
         made = self._node_memory.allocate(num_bytes)
-        return made if isinstance(made, memoryview) else self._unshared(made) or allocate(num_bytes)
+        if isinstance(made, memoryview):
+            return made
+        self._share_no_more(made)
+        return allocate(num_bytes)
 
     def allocate_node(self, num_bytes: int) -> memoryview | None:
         if num_bytes == 0 or not self._places.possible:
@@ -66,10 +69,12 @@ class MpiTransport:
         if self._node_memory is None:
             return None
         made = self._node_memory.allocate_together(num_bytes)
-        return made if isinstance(made, memoryview) else self._unshared(made)
+        if isinstance(made, memoryview):
+            return made
+        self._share_no_more(made)
+        return None
 
-    def _unshared(self, reason: str) -> None:
-        """From now on nothing is shared."""
+    def _share_no_more(self, reason: str) -> None:
         if self.rank == 0:
             text = f"ranks of one node exchange by messages, since they cannot share memory: {reason}"
             warnings.warn(text, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Data parallelism on flat buffers: which rank keeps what of them, who reduces and gathers when (ZeRO, arXiv 1910.02054).
+"""Data parallelism on flat buffers: which rank keeps what, who reduces and gathers when (ZeRO, arXiv 1910.02054).
 
     options      the switch: stage 0 to 3, and where parameters live
     regions      the flat buffers of a model: their types, their owners

@@ -56,7 +56,7 @@ class Parameters:
                  shared: Sequence[memoryview] | None) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
         self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
-        self.held = [self._make_held(region, shared and shared[i]) for i, region in enumerate(regions)]
+        self.held = [self._make_held(region, None if shared is None else shared[i]) for i, region in enumerate(regions)]
         self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
         for region, held, master in zip(regions, self.held, self.masters, strict=True):
             self._take_values(region, held, master)
@@ -143,8 +143,7 @@ class Parameters:
 
 def copies_of(group: Group, model: Model, region: Region, held: Held, *,
               owned: bool = False) -> Iterator[tuple[str, Array]]:
-    """(name, flat copy) of what `held` has of each parameter of a region; see `buckets_of`. Collective over the group.
-    """
+    """(name, flat copy) of each parameter of a region; `owned` as in `buckets_of`. Collective over the group."""
     home: dict[str, tuple[Array, int]] = {}
     arrays = buckets_of(group, model.arrays, region.shards, held, owned=owned)
     for bucket, array in zip(region.shards.buckets, arrays, strict=True):

@@ -82,4 +82,5 @@ def _unit_buckets(layout: FlatLayout, unit_of: dict[str, int]) -> tuple[Bucket, 
         names.setdefault(unit_of[slot.name], set()).add(slot.name)
     order = list(starts)
     stops = [*(starts[u] for u in order[1:]), layout.count]
-    return tuple(Bucket(starts[u], stop, frozenset(names[u])) for u, stop in reversed(list(zip(order, stops, strict=True))))
+    ends = zip(reversed(order), reversed(stops), strict=True)
+    return tuple(Bucket(starts[u], stop, frozenset(names[u])) for u, stop in ends)
