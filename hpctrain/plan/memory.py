@@ -32,9 +32,6 @@ from hpctrain.plan.split import part
 __all__ = ["Buffer", "MemoryRow", "Partition", "StateTypes", "by_count", "by_regions", "bytes_per_parameter",
            "largest_model", "total"]
 
-
-
-
 _ROWS = ("parameters", "gradients", "gradient windows", "gradient copy", "master", "moments", "gather windows",
          "unit in use", "activations")
 

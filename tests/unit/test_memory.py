@@ -206,7 +206,7 @@ def counted(placements: Sequence[Placement], rank: int, types: dict[str, str], g
             if not region.frozen and n > 1 and (reduce != accumulate or not (given.stage < 2 or
                                                                               given.accumulate == "buffer")):
                 windows[reduce] = max(windows.get(reduce, 0), length)
-            start, stop = part(length, n, rank)
+            start, stop = (at - bucket.start for at in region.shards.part(number, rank))
             for i in range(length):
                 own = start <= i < stop
                 if region.spread:
