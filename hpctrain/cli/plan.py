@@ -5,7 +5,6 @@ Owns the tables. The numbers come from the same functions that training uses.
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +26,15 @@ def plan(
                                                 help="An option on top of the file's; may be repeated.")] = [],  # noqa: B006
     ranks: Annotated[int | None, typer.Option(min=1, help="Number of ranks of the job; what the mesh says, or 1, when "
                                               "not given.")] = None,
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks that share a node's memory; matters for "
+                                                "zero.share.")] = 1,
+    stages: Annotated[bool, typer.Option("--stages", help="Also show how much memory each stage of ZeRO needs on 1 to "
+                                         "RANKS ranks.")] = False,
 ) -> None:
     """Show mesh, batch, memory and steps of a config. Needs neither MPI nor a GPU."""
     from rich.console import Console
 
+    from hpctrain.cli.memory import memory_tables, stages_table
     from hpctrain.config.read import read_config
     from hpctrain.plan.batch import solve_batch
 
@@ -41,7 +45,10 @@ def plan(
     console = Console()
     console.print(_table("mesh", _mesh_rows(mesh)))
     console.print(_table("batch", _batch_rows(batch, loaded)))
-    console.print(_table("memory per rank", _memory_rows(loaded, mesh)))
+    for table in memory_tables(loaded, batch, ranks_per_node):
+        console.print(table)
+    if stages:
+        console.print(stages_table(loaded, batch, ranks_per_node))
     console.print(_table("run", _run_rows(batch, loaded)))
 
 
@@ -76,22 +83,6 @@ def _batch_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:
     ]
 
 
-def _memory_rows(config: Config, mesh: Mesh) -> list[tuple[str, str]]:
-    """Data parallelism keeps a whole copy of parameters, gradients and optimizer state on every rank."""
-    from hpctrain.train.recipe import make_optimizer
-
-    shapes = _parameters(config)
-    count = sum(prod(shape) for shape in shapes.values())
-    size = 8 if config.run.dtype == "float64" else 4
-    slots = len(make_optimizer(config).slots)
-    rows = [("parameters", f"{count:,} in {len(shapes)} tensors ({config.run.dtype})")]
-    rows += [(name, _bytes(copies * count * size)) for name, copies in
-             (("bytes of parameters", 1), ("bytes of gradients", 1), ("bytes of optimizer state", slots),
-              ("together", 2 + slots))]
-    rows.append(("on all ranks", _bytes((2 + slots) * count * size * mesh.size)))
-    return rows
-
-
 def _run_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:
     from hpctrain.data.sampler import Sampler
     from hpctrain.data.store import locate
@@ -114,19 +105,3 @@ def _run_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:
     return [*rows, ("samples", f"{num_samples:,} of {config.length} tokens"),
             ("steps per epoch", f"{per_epoch:,.10g} (tail = {config.data.tail!r})"),
             ("epochs", f"{config.run.steps / per_epoch:.3f}")]
-
-
-def _parameters(config: Config) -> dict[str, tuple[int, ...]]:
-    if config.model.kind == "gpt":
-        from hpctrain.train.recipe import gpt_shape
-
-        return gpt_shape(config).parameters()
-    from hpctrain.train.recipe import mlp_shape
-
-    return mlp_shape(config).parameters()
-
-
-def _bytes(count: int) -> str:
-    power = min(4, max(0, int(count).bit_length() - 1) // 10)
-    rounded = f" ({count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]})" if power else ""
-    return f"{count:,.0f}{rounded}"

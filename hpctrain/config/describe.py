@@ -36,5 +36,5 @@ def _options(record: type) -> Iterator[str]:
         value = str(field.default).lower() if isinstance(field.default, bool) else field.default
         shown = f'"{value}"' if isinstance(value, str) and not isinstance(field.default, bool) else value
         yield f"# {key} =" if value is None else f"{key} = {shown}"
-        legal = [f'"{v}"' for v in limits["legal"]]
+        legal = [f'"{v}"' if isinstance(v, str) else str(v) for v in limits["legal"]]
         yield f"#     {limits['doc']}" + (f" One of: {', '.join(legal)}." if legal else "")

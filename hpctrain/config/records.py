@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.mesh import fill_mesh
+from hpctrain.plan.flat import BUCKET_BYTES
 from hpctrain.plan.mesh import Mesh
 
 __all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer", "Precision",
@@ -128,7 +129,7 @@ class Zero:
     accumulate: str = option("reduce", "Stages 2 and 3, several micro-batches: send each one's gradient to its owners "
                              "(reduce), or keep a whole one and send it once (buffer).", legal=("reduce", "buffer"))
     threshold: int = option(10_000, "Stage 3, share none: units of the model with fewer elements stay whole.", low=0)
-    bucket_bytes: int = option(8 << 20, "Gradients are reduced in pieces of at least this size.", low=1)
+    bucket_bytes: int = option(BUCKET_BYTES, "Gradients are reduced in pieces of at least this size.", low=1)
 
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -1,6 +1,7 @@
 """The parameters of the GPT by formula: names and shapes, with no array library.
 
-Owns what `hpctrain plan` needs to count a model on a login node. A test holds it equal to the module in `gpt`.
+Owns what `hpctrain plan` needs to count a model and its activations on a login node. A test holds it equal to the
+module in `gpt`.
 """
 
 from __future__ import annotations
@@ -48,3 +49,17 @@ class GPTShape:
     def num_parameters(self) -> int:
         """Number of elements of all parameters."""
         return sum(prod(shape) for shape in self.parameters().values())
+
+    def num_activations(self, batch: int, length: int) -> int:
+        """Elements that forward of (batch, length) tokens keeps for backward, with fused attention and loss.
+
+        As in arXiv 2205.05198, section 4.1, but without dropout and attention matrix. A layer keeps 16 widths a token:
+        inputs of two norms (2), of four linear layers (1 + 1 + 1 + 4), of attention (3) and of GELU (4); rotary
+        positions turn copies of query and key (2) and lay attention's output out anew (1). A little for each norm (2)
+        and head (1). Then the last norm, the head's input, and the loss's odds.
+        """
+        rotary = self.positions == "rotary"
+        layer = (16 + 3 * rotary) * self.width + 4 + self.heads
+        ends = 2 * self.width + 2 + self.vocabulary
+        angles = length * self.width // self.heads if rotary and self.layers else 0
+        return batch * length * (self.layers * layer + ends) + angles

@@ -36,3 +36,10 @@ class MLPShape:
     def num_parameters(self) -> int:
         """Number of elements of all parameters."""
         return sum(prod(shape) for shape in self.parameters().values())
+
+    def num_activations(self, batch: int, length: int) -> int:
+        """Elements that forward of (batch, length) targets keeps for backward: inputs of each linear layer and GELU,
+        and the gradient of the logits.
+        """
+        row = EMBEDDING * self.context + 2 * self.layers * self.width + self.vocabulary
+        return batch * length * row

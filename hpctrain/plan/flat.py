@@ -16,9 +16,10 @@ from functools import cached_property
 from hpctrain.dtypes import dtype_of
 from hpctrain.plan.placement import Placement
 
-__all__ = ["ALIGNMENT", "Bucket", "FlatLayout", "FlatPiece", "Slot", "flat_layouts", "make_buckets"]
+__all__ = ["ALIGNMENT", "BUCKET_BYTES", "Bucket", "FlatLayout", "FlatPiece", "Slot", "flat_layouts", "make_buckets"]
 
 ALIGNMENT = 64  # bytes: a cache line and the widest vector register
+BUCKET_BYTES = 8 << 20  # of a bucket, unless the user says otherwise
 
 
 @dataclass(frozen=True)

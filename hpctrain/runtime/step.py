@@ -27,8 +27,10 @@ from hpctrain.optim.clip import norm_of, update_scale
 from hpctrain.optim.flat import FlatOptimizer
 from hpctrain.optim.groups import resolve_groups
 from hpctrain.optim.loss_scale import default_loss_scale
+from hpctrain.plan.memory import MemoryRow, Partition, by_regions
 from hpctrain.runtime.decision import Decider, Decision
 from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.runtime.memory import num_bytes, report
 from hpctrain.runtime.options import TrainerOptions
 from hpctrain.runtime.passes import Passes
 from hpctrain.runtime.saved_state import SavedState
@@ -203,6 +205,31 @@ class Trainer:
         """
         with self._flat.gathered() as model:
             yield model
+
+    def memory_report(self) -> str:
+        """Memory that was planned and that is there, all ranks, as a table; the same on every rank. Collective."""
+        return report(self._group, self._planned_memory(), self._held())
+
+    def _planned_memory(self) -> tuple[MemoryRow, ...]:
+        zero, n = self.options.zero, self._group.size
+        share = "node" if self._flat.parameters.shared else "none"
+        return by_regions(self._flat.regions, self._group.rank, Partition(n, zero.stage, share, n, zero.accumulate),
+                          num_moments=len(self.optimizer.state))
+
+    def _held(self) -> Iterator[tuple[str, int]]:
+        """(row of the memory plan, bytes) of all that this rank holds; of a node's memory its share."""
+        flat, n = self._flat, self._group.size
+        shares = n if flat.parameters.shared else 1
+        for held, master in zip(flat.parameters.held, flat.parameters.masters, strict=True):
+            yield "parameters", num_bytes(self._arrays, held.array) // shares
+            if master is not held:
+                yield "master", num_bytes(self._arrays, master.array)
+        units = [] if flat.units is None else flat.units.windows
+        arrays = [*(("gradients", held.array) for held in flat.gradients.held),
+                  *(("gradient windows", window) for window in flat.gradients.windows),
+                  *(("gather windows", window) for window in units),
+                  *(("moments", state) for slot in self.optimizer.state.values() for state in slot)]
+        yield from ((name, num_bytes(self._arrays, array)) for name, array in arrays)
 
     def save(self, root: str | Path, *, keep: int = 2, data: dict[str, Any] | None = None) -> Path:
         """Writes a checkpoint of everything, with `data` (JSON values: where the data stands). Collective."""

@@ -26,7 +26,9 @@ def run(session: Session) -> Summary:
         for line in describe(session):
             loop.display.note(line)
         stopped = loop.train()
-        return loop.finish(stopped)
+        summary = loop.finish(stopped)
+        loop.write_memory()
+        return summary
     finally:
         loop.close()
 
@@ -47,6 +49,11 @@ class Loop:
         self.checkpoint: str | None = None
         self.saved_step = self.start_step if self.start_step else -1
         self._began, self._seconds_before = time.perf_counter(), session.position.seconds
+
+    def write_memory(self) -> None:
+        """OUT/memory.txt: planned and measured memory of the run."""
+        text = self.session.trainer.memory_report()
+        self.session.context.world.on_root(lambda: (self.session.directory / "memory.txt").write_text(text + "\n"))
 
     def _open_metrics(self) -> None:
         (self.session.directory / "summary.json").unlink(missing_ok=True)  # there is one only of a run that has ended

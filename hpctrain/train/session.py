@@ -106,7 +106,8 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
         check_trainable(mesh)
         batch = solve_batch(mesh.length("data"), size=config.batch.global_, micro=config.batch.micro,
                             accumulation=config.batch.accumulation)
-        optimizer, schedule, zero = make_optimizer(config), make_schedule(config), make_zero(config)
+        optimizer, schedule = make_optimizer(config), make_schedule(config)
+        zero, precision = make_zero(config), make_precision(config)
     if resume == "none":
         world.on_root(lambda: clear_or_refuse(config, restart))
     found = world.on_root(lambda: locate(config.data.store))
@@ -116,7 +117,7 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
         train, validation = (TokenWindows(tokens, config.length) for tokens in (store.train, store.validation))
         recipe = make_recipe(config)
     trainer = context.trainer(recipe.model, optimizer=optimizer, schedule=schedule,
-                              clip_norm=config.optimizer.clip_norm or None, zero=zero, precision=make_precision(config),
+                              clip_norm=config.optimizer.clip_norm or None, zero=zero, precision=precision,
                               loss_scale=make_loss_scale(config), non_finite=config.precision.non_finite)
     samples = {"seed": config.run.seed, "length": config.length, "tokens": store.hash}
     position = Position()

@@ -134,6 +134,11 @@ class Gradients:
     # One step ---------------------------------------------------------------------------------------------------------
 
     @property
+    def windows(self) -> list[Array]:
+        """The windows that are free: between steps all of them."""
+        return [block for windows in self._windows.values() for block in windows.blocks]
+
+    @property
     def in_rounds(self) -> bool:
         """Whether each micro-batch is reduced by itself, so that all ranks must begin and end equally many."""
         return not self._whole

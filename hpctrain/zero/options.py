@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.errors import ConfigError, choices, nearest
+from hpctrain.plan.flat import BUCKET_BYTES
 
-__all__ = ["ACCUMULATE", "BUCKET_BYTES", "SHARE", "STAGES", "Zero"]
+__all__ = ["ACCUMULATE", "SHARE", "STAGES", "Zero"]
 
 STAGES = (0, 1, 2, 3)
 SHARE = ("auto", "node", "none")
 ACCUMULATE = ("reduce", "buffer")
-BUCKET_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ class Parameters:
         if self._shared:
             group.barrier()
 
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks of the node have one copy together."""
+        return self._shared
+
     def _make_held(self, region: Region, shared: memoryview | None) -> Held:
         transport, layout = self._group.transport, region.layout
         size = dtype_of(layout.dtype).num_bytes

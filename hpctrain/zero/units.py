@@ -77,6 +77,11 @@ class Units:
         for unit in self._parts:
             model.close(unit)
 
+    @property
+    def windows(self) -> list[Array]:
+        """The windows that are free: between passes all of them. Local."""
+        return [block for windows in self._windows.values() for block in windows.blocks]
+
     # Passes -----------------------------------------------------------------------------------------------------------
 
     def begin(self, kind: str) -> None:

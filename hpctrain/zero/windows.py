@@ -24,6 +24,11 @@ class Windows:
         self._free = [arrays.from_memory(group.transport.allocate(num_bytes), dtype) for _ in range(number)]
 
     @property
+    def blocks(self) -> tuple[Array, ...]:
+        """The blocks that are not taken."""
+        return tuple(self._free)
+
+    @property
     def dry(self) -> bool:
         """Whether all blocks are taken."""
         return not self._free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 
 import pytest
@@ -112,6 +113,8 @@ def test_killed_stopped_and_resumed_on_2_3_1_ranks_is_the_unbroken_run(folder):
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
     assert not summary["finished"] and summary["ranks"] == 3
 
+    assert re.search(r"^together .* \+0\.0 %$", (folder / "runs/tiny/memory.txt").read_text(), flags=re.MULTILINE)
+
     last = python([*train, "--resume", "auto"], folder, environ=ONE_THREAD).finish()
     assert last.code == 0 and f"resumed at step {summary['steps']} " in last.stdout, last.text
     expected, seen = losses(folder, "whole"), [line["step"] for line in lines(folder, "tiny") if "loss" in line]
@@ -180,7 +183,7 @@ def test_plan_and_help_load_neither_torch_nor_mpi(folder, script):
     """)
     shown = python([program, "plan", "c.toml", "--ranks", "3"], folder).finish()
     assert shown.code == 0 and "loaded []" in shown.stdout, shown.text
-    for words in ("12 = 4 x 1 x 3", "data 3", "steps per epoch", "bytes of optimizer state"):
+    for words in ("12 = 4 x 1 x 3", "data 3", "steps per epoch", "moments"):
         assert words in shown.stdout, shown.text
     refused = python([program, "plan", "c.toml", "--ranks", "5"], folder).finish()
     assert refused.code == 2 and "12 != micro x 1 x 5" in refused.stderr and "10 or 15" in refused.stderr, refused.text

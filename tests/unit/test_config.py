@@ -60,6 +60,8 @@ def test_config_survives_json():
     ({"zeros": {"stage": 1}}, ["[zeros]", "unknown", "did you mean 'zero'?"]),
     ({"zero": {"stage": 4}}, ["zero.stage = 4", "0, 1, 2 or 3"]),
     ({"precision": {"compute": "float8"}}, ["precision.compute = 'float8'", "'bfloat16'"]),
+    ({"zero": {"share": "all"}}, ["zero.share = 'all'", "'auto', 'node' or 'none'"]),
+    ({"amp": {}}, ["[amp]", "unknown"]),
 ])
 def test_wrong_words_are_refused_and_named(table, words):
     with pytest.raises(ConfigError) as caught:
@@ -93,6 +95,10 @@ def test_an_open_data_axis_takes_the_ranks_that_remain():
 
 def test_described_options_are_a_config_with_all_defaults():
     assert config_from(tomllib.loads(describe_options())) == Config()
+
+
+def test_legal_numbers_are_described_as_numbers():
+    assert "One of: 0, 1, 2, 3." in describe_options() and 'One of: "adamw", "sgd".' in describe_options()
 
 
 def test_configs_load_neither_mpi_nor_arrays():

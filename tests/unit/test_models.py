@@ -49,6 +49,40 @@ def test_formula_and_module_have_the_same_parameters(positions, tied):
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("layers, batch", [(0, 2), (1, 1), (3, 2)])
+def test_activations_of_the_gpt_are_what_torch_keeps(positions, layers, batch):
+    torch = pytest.importorskip("torch")
+    from hpctrain.models.gpt import GPT, loss
+
+    shape = GPTShape(**{**TINY, "layers": layers}, positions=positions)
+    module = GPT(shape)
+    parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and tensor.ndim and storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = (storage.nbytes() // 4, tensor)  # the tensor keeps the address from being reused
+        return tensor
+
+    tokens = torch.zeros((batch, 12), dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss(module, (tokens, tokens))
+    found, planned = sum(count for count, _ in kept.values()), shape.num_activations(batch, 12)
+    assert found == pytest.approx(planned, rel=0.02)  # what exactly is kept depends on torch's release
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_activations_of_the_network_are_its_stash(layers):
+    from hpctrain.models.mlp import make_mlp, rows
+
+    shape = MLPShape(vocabulary=11, context=3, width=6, layers=layers)
+    tokens = np.zeros((2, 5), np.int64)
+    _, (kept, gradient) = make_mlp(shape).forward(rows((tokens, tokens), 3))
+    assert sum(x.size for x in [*kept, gradient] if x.dtype.kind == "f") == shape.num_activations(2, 5)
+
+
 def test_loss_is_a_sum_with_the_number_of_targets_as_weight():
     torch = pytest.importorskip("torch")
     from hpctrain.models.gpt import GPT, loss
