@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import hpctrain, hpctrain.numpy as n
 
-LAYERS, WIDTH = %d, %d
+LAYERS, WIDTH = LAYERS_WIDTH
 places, directory, group, steps = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 if group != "-":
     (Path(group) / "cgroup.procs").write_text("0")
@@ -52,7 +52,7 @@ for i in range(steps):
     seconds = time.perf_counter() - start
     print("step", loss.hex(), seconds, flush=True)
 print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, flush=True)
-""" % (LAYERS, WIDTH)
+""".replace("LAYERS_WIDTH", f"{LAYERS}, {WIDTH}")
 
 
 @pytest.fixture
@@ -103,10 +103,11 @@ def test_states_that_exceed_the_memory_train_from_disk(script, tmp_path, group, 
     assert losses == truth, "bit by bit the same"
     assert peak < LIMIT, f"{peak / MIB:.0f} MiB"
     assert seconds < SLOWDOWN * plain_seconds
+    how = "counted" if group == "-" else "enforced"
     with capsys.disabled():
-        print(f"\n{STATES / MIB:.0f} MiB of states in a limit of {LIMIT / MIB:.0f} MiB "
-              f"({'counted' if group == '-' else 'enforced'}): peak {peak / MIB:.0f} instead of {plain_peak / MIB:.0f} MiB, step {seconds:.2f} instead of "
-              f"{plain_seconds:.2f} s, {seconds / plain_seconds:.1f} times as long")
+        print(f"\n{STATES / MIB:.0f} MiB of states, limit {LIMIT / MIB:.0f} MiB ({how}): peak {peak / MIB:.0f} MiB "
+              f"instead of {plain_peak / MIB:.0f}, step {seconds:.2f} s instead of {plain_seconds:.2f}, "
+              f"{seconds / plain_seconds:.1f} times as long")
 
 
 def test_a_kill_leaves_no_file(script, tmp_path):
@@ -116,7 +117,7 @@ def test_a_kill_leaves_no_file(script, tmp_path):
     job = python([script(PROGRAM), "states", str(disk), "-", "100000"], tmp_path, environ={"OMP_NUM_THREADS": "1"})
     job.wait_for(lambda: "step" in job.stdout())
     names = list(disk.iterdir())
-    links = [path for path in Path(f"/proc/{job.process.pid}/fd").iterdir() if str(disk) in os.readlink(path)]
+    links = [path for path in Path(f"/proc/{job.process.pid}/fd").iterdir() if str(disk) in str(path.readlink())]
     used = {path.stat().st_ino: path.stat().st_blocks * 512 for path in links}
     os.kill(job.process.pid, signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL

@@ -170,7 +170,7 @@ def open_files(directory: Path) -> list[str]:
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            found.append(os.readlink(descriptor))
+            found.append(str(descriptor.readlink()))
         except OSError:
             continue
     return sorted({path for path in found if path.startswith(str(directory))})
