@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import ConfigError, choices, nearest
@@ -34,7 +34,7 @@ class Offload:
     states: str | None = None
     gradients: str | None = None
     parameters: str | None = None
-    directory: str | Path | None = None
+    directory: str | os.PathLike[str] | None = None
     window_bytes: int = WINDOW_BYTES
     delay: bool = False
     delay_start: int = 40

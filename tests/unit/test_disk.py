@@ -126,8 +126,11 @@ def test_released_pages_leave_memory(tmp_path):
     before = resident(states[0])
     states[0].sum()
     assert before == 0 and resident(states[0]) >= NUM_CHUNKS * CHUNK
-    disk.release(states[0])
     disk.settle()
+    assert resident(states[0]) == 0
+    states[0].sum()
+    disk.release(states[0])
+    disk._writer.submit(int).result()  # after all that was asked for
     assert resident(states[0]) == 0
 
 
