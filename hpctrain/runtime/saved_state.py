@@ -74,6 +74,7 @@ class SavedState:
 
     def save(self, root: Path, update: int, keep: int, data: dict[str, Any], loss_scale: dict[str, Any]) -> Path:
         """Writes checkpoint `update` under `root`."""
+        self._delayed.publish()
         user = {"update": update, "data": data, "schedules": self._optimizer.schedule_state(), "aliases": self._aliases,
                 "loss_scale": loss_scale, "pending": self._delayed.save()}
         sources = [*self._sources, *self._pending(self._delayed.held if user["pending"] else [])]

@@ -121,16 +121,20 @@ START, STEPS = 2, 6
 
 
 def sequential(batches: list[Any], clip_norm: float | None, steps: int = STEPS) -> parity.Trace:
-    """Delay 1 in plain torch: from START on, update i is applied when step i + 1 has computed its gradient."""
+    """Delay 1 in plain torch: from START on, update i is applied when step i + 1 has computed its gradient.
+
+    A gradient that is not finite is forgotten. Gradients are named after the update that they are for.
+    """
     module = parity.TinyNet(torch.float64)
     trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trained.values(), lr=0.02, weight_decay=0.1)
-    trace, waits = parity.Trace(), None
-    for i, batch in enumerate(batches[:steps]):
+    trace, waits, update = parity.Trace(), None, 0
+    for batch in batches[:steps]:
         for p in trained.values():
             p.grad = torch.zeros_like(p)
         loss_sum, weight = parity.torch_loss(module, batch)
         (loss_sum / weight).backward()
+        gradients = {n: p.grad.numpy().copy() for n, p in trained.items()}
         trace.losses.append(loss_sum.item() / weight)
         trace.norms.append(parity.clip(trained, clip_norm))
         fresh = {n: p.grad.clone() for n, p in trained.items()}
@@ -139,7 +143,11 @@ def sequential(batches: list[Any], clip_norm: float | None, steps: int = STEPS) 
                 p.grad = waits[n]
             optimizer.step()
             waits = None
-        if i >= START:
+        if not np.isfinite(trace.norms[-1]):
+            continue
+        update += 1
+        trace.gradients |= {f"{update} {n}": g for n, g in gradients.items()}
+        if update > START:
             waits = fresh
         else:
             optimizer.step()
@@ -156,14 +164,48 @@ def test_a_late_update_is_that_of_a_sequential_simulation(tmp_path: Path, case: 
         parity.TinyNet().parameters()), 0.5).losses
 
     def run(transport: Any, offload: Any) -> parity.Trace:
-        options = {"optimizer": ADAMW, "clip_norm": 0.5,
-                   "zero": zero(case, offload, tmp_path, delay=True, delay_start=START)}
-        return parity.train(parity.context_of(transport), torch_model(torch.float64), batches, 2, **options)
+        late = zero(case, offload, tmp_path, delay=True, delay_start=START)
+        return train(parity.context_of(transport), torch_model(torch.float64), batches, zero=late)
 
     for offload in (None, {}):
         for trace in run_threads(num_ranks, lambda t, offload=offload: run(t, offload)):
-            trace.gradients = truth.gradients = {}
             parity.assert_same(trace, truth, 1e-12)
+
+
+def test_a_step_that_is_skipped_keeps_nothing_and_the_update_before_it_is_applied(tmp_path: Path) -> None:
+    batches = parity.global_batches(STEPS, 7, torch.float64)
+    batches[3][2][5] = float("nan")
+    truth = sequential(batches, 0.5)
+
+    def run(context: Any) -> parity.Trace:
+        late = zero("2 both", {}, tmp_path, delay=True, delay_start=START)
+        trainer = Trainer(context, torch_model(torch.float64), optimizer=ADAMW, clip_norm=0.5, zero=late)
+        trace = parity.Trace()
+        for i, batch in enumerate(batches):
+            result = trainer.step(parity.micro_batches(batch, context.rank, context.size, 2))
+            assert result.update == i + 1 - (i >= 3) and (result.skipped == "not finite") == (i == 3)
+            trace.losses.append(result.loss)
+            trace.norms.append(result.gradient_norm)
+        trace.weights = {name: to_numpy(w) for name, w in trainer.parameters()}
+        return trace
+
+    with pytest.warns(UserWarning, match="not finite"):
+        traces = run_threads(2, lambda t: run(parity.context_of(t)))
+    truth.gradients = {}
+    for trace in traces:
+        parity.assert_same(trace, truth, 1e-12)
+
+
+def test_late_updates_of_half_precision_are_the_same_at_all_stages(tmp_path: Path) -> None:
+    def run(transport: Any, case: str, offload: Any) -> parity.Trace:
+        return torch_trace(parity.context_of(transport), precision=BFLOAT,
+                           zero=zero(case, offload, tmp_path, delay=True, delay_start=1))
+
+    truth = run_threads(1, lambda t: run(t, "0 states", None))[0]
+    for case in CASES:
+        plain, disk = (run_threads(1, lambda t, case=case, o=o: run(t, case, o))[0] for o in (None, {}))
+        same_bits(disk, plain)
+        np.testing.assert_allclose(disk.losses, truth.losses, rtol=1e-2)
 
 
 def test_a_late_update_runs_while_the_next_step_computes(tmp_path: Path) -> None:
