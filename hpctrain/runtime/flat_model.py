@@ -104,10 +104,13 @@ class FlatModel:
 
     def counted_gradients(self) -> Iterator[Array]:
         """The gradients that this rank counts in a norm: over all ranks each element is there once."""
-        for region, held in zip(self.trained, self.gradients.held, strict=True):
-            for start, stop in region.shards.owned(self.group.rank):
-                yield held.piece(start, stop)
-                self.lender.release(held.piece(start, stop))
+        pieces = [held.piece(start, stop) for region, held in zip(self.trained, self.gradients.held, strict=True)
+                  for start, stop in region.shards.owned(self.group.rank)]
+        for i, piece in enumerate(pieces):
+            for later in pieces[i + 1 : i + 2]:
+                self.lender.fetch(later)
+            yield piece
+            self.lender.release(piece)
 
     def gradient_copies(self) -> Iterator[tuple[str, Array]]:
         """(name, flat copy of the gradient in memory: a sum over samples, see `optim.clip`). Collective."""

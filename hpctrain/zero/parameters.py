@@ -16,8 +16,13 @@ from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
+from hpctrain.plan.split import part as split_part
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
+<<<<<<< HEAD
 from hpctrain.zero.lender import Lender
+=======
+from hpctrain.zero.nodes import NodeExchange
+>>>>>>> 32be400726a82d5a14d2499ecd4e385b4110d3c2
 from hpctrain.zero.options import Zero
 from hpctrain.zero.regions import Region
 
@@ -32,8 +37,9 @@ def node_memory(zero: Zero, group: Group, regions: Sequence[Region]) -> list[mem
     """
     if zero.stage < 3 or zero.share == "none":
         return None
-    reason = "all ranks on one node"
-    if len(group.transport.node_ranks()) == group.size:
+    num_near = len(group.transport.node_ranks())
+    reason = "as many ranks on each node, numbered node by node"
+    if num_near == group.size or (zero.share == "node" and num_near * group.num_nodes() == group.size):
         sizes = [region.layout.count * dtype_of(region.layout.dtype).num_bytes for region in regions]
         made = [group.transport.allocate_node(num_bytes) for num_bytes in sizes]
         memories = [memory for memory in made if memory is not None]
@@ -58,6 +64,7 @@ class Parameters:
     def __init__(self, model: Model, group: Group, regions: Sequence[Region], lender: Lender, *, zero: Zero,
                  shared: Sequence[memoryview] | None) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
+<<<<<<< HEAD
         self._regions, self._stage, self._shared = regions, zero.stage, shared is not None and group.size > 1
         self._lender, self._lends = lender, zero.offload.parameters == "disk"
         self._apart = zero.offload.delay
@@ -67,6 +74,13 @@ class Parameters:
                      for i, region in enumerate(regions)]
         with group.agree():
             self.masters = [self._make_master(i, *both) for i, both in enumerate(zip(regions, self.held, strict=True))]
+=======
+        self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
+        several = self._shared and len(group.transport.node_ranks()) < group.size
+        self._nodes = NodeExchange(group, self._arrays, regions) if several else None
+        self.held = [self._make_held(region, None if shared is None else shared[i]) for i, region in enumerate(regions)]
+        self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
+>>>>>>> 32be400726a82d5a14d2499ecd4e385b4110d3c2
         for region, held, master in zip(regions, self.held, self.masters, strict=True):
             self._take_values(region, held, master)
         if self._shared:
@@ -113,11 +127,21 @@ class Parameters:
             for slot in slots:
                 model.bind(slot.name, home[slot.start - bucket.start : slot.stop - bucket.start])
             if self._shared:
+<<<<<<< HEAD
                 self._group.barrier()  # all have written their values here; now rank 0's, each rank its part
             if region.spread or self._shared:
                 self._store(held, values, part, bucket.start)
             else:
                 self._store(held, values, (bucket.start, bucket.stop), bucket.start)
+=======
+                self._group.barrier()  # all have written their values here; now rank 0's, each rank its part of them
+                near = self._group.transport.node_ranks()
+                here = split_part(bucket.stop - bucket.start, len(near), near.index(self._group.rank))
+                _store(self._model, held, values, (bucket.start + here[0], bucket.start + here[1]), bucket.start)
+            else:
+                span = part if region.spread else (bucket.start, bucket.stop)
+                _store(self._model, held, values, span, bucket.start)
+>>>>>>> 32be400726a82d5a14d2499ecd4e385b4110d3c2
             if master is not held:
                 self._store(master, values, part if self._stage else (bucket.start, bucket.stop), bucket.start)
 
@@ -139,12 +163,18 @@ class Parameters:
         """Every rank has updated what it owns: from here on all see all of it. Collective over the group."""
         if self._group.size == 1 or self._stage == 0:
             return
+        for region, held in zip(self._regions, self.held, strict=True):
+            if not region.frozen:
+                self._complete(region, held)
         if self._shared:
             self._group.barrier()
-            return
-        for region, held in zip(self._regions, self.held, strict=True):
-            if not region.frozen and not region.spread:
-                complete(self._group, region.shards, held)
+
+    def _complete(self, region: Region, held: Held) -> None:
+        """From what this rank has stored of its own to all that should be here; shared memory wants a barrier then."""
+        if self._nodes is not None:
+            self._nodes.run(region, held)
+        elif not self._shared and not region.spread:
+            complete(self._group, region.shards, held)
 
     def loaded(self) -> None:
         """The owned ranges of all masters have new values: so have all parameters. Collective over the group."""
@@ -152,9 +182,9 @@ class Parameters:
             if master is not held:
                 for start, stop in region.shards.owned(self._group.rank):
                     self._arrays.assign(held.piece(start, stop), master.piece(start, stop))
-            if self._shared or region.spread or self._group.size == 1:
+            if self._group.size == 1:
                 continue
-            complete(self._group, region.shards, held)
+            self._complete(region, held)
             if master is not held and self._stage == 0:
                 complete(self._group, region.shards, master)
         if self._shared:

@@ -22,7 +22,7 @@ LIMIT = 450 * MIB
 STEPPED = 300 * MIB  # of a job with everything on disk, while it trains
 LAYERS, WIDTH = 16, 2048
 STATES = 2 * 4 * LAYERS * WIDTH**2  # bytes: 512 MiB
-SLOWDOWN = 15  # what a step may take longer, on a disk that others use too
+SLOWDOWN = 40  # times as long as in memory a step may take, on a slow disk that others use too
 
 PROGRAM = """
 import resource, sys, time

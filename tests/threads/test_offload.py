@@ -15,6 +15,7 @@ import hpctrain
 import hpctrain.torch
 from hpctrain.errors import ConfigError
 from hpctrain.optim import flat as flat_module
+from hpctrain.runtime import flat_model as flat_model_module
 from hpctrain.runtime.step import Trainer
 from hpctrain.transport.threads import run_threads
 from tests.collective_cases import to_numpy
@@ -113,6 +114,19 @@ def test_a_directory_that_cannot_be_is_an_error_on_all_ranks(tmp_path: Path) -> 
         return str(error.value)
 
     assert len(set(run_threads(3, run))) == 1
+
+
+def test_host_is_memory_here_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(flat_model_module.log, "warning", said.append)
+
+    def run(transport: Any, **places: str) -> parity.Trace:
+        return torch_trace(parity.context_of(transport), zero=hpctrain.Zero(2, offload=places))
+
+    host = run_threads(2, lambda t: run(t, states="host", gradients="host"))
+    assert len(said) == 1 and "'host' changes nothing here" in said[0]
+    same_bits(host[1], run_threads(2, run)[1])
+    assert len(said) == 1
 
 
 # Late updates ---------------------------------------------------------------------------------------------------------

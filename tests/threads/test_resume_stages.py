@@ -118,6 +118,27 @@ def test_no_rank_goes_on_before_all_have_loaded(tmp_path: Path, name: str) -> No
     run_threads(2, lambda t: run(parity.context_of(t)))
 
 
+def test_once_per_node_on_several_nodes_goes_on(tmp_path: Path) -> None:
+    """From one node to two: frozen parameters and masters reach both."""
+    batches = parity.global_batches(2, 6, torch.float32)
+
+    def save(context: Any) -> tuple[dict[str, np.ndarray], list[float]]:
+        trainer = make(context, STAGES["1"], HALF, torch.float32)
+        steps(context, trainer, batches[:1])
+        trainer.save(tmp_path)
+        return bits(trainer), steps(context, trainer, batches[1:])
+
+    def load(context: Any) -> tuple[dict[str, np.ndarray], list[float]]:
+        trainer = make(context, STAGES["3 node"], HALF, torch.float32, fill=3.0)
+        trainer.resume(tmp_path, policy="require")
+        return bits(trainer), steps(context, trainer, batches[1:])
+
+    saved, truth = run_threads(2, lambda t: save(parity.context_of(t)))[0]
+    for loaded, later in run_threads(4, lambda t: load(parity.context_of(t)), ranks_per_node=2):
+        assert [n for n in saved if not np.array_equal(loaded[n], saved[n])] == []
+        np.testing.assert_allclose(later, truth, rtol=1e-2)
+
+
 def test_other_types_take_the_values_over(tmp_path: Path) -> None:
     batches = parity.global_batches(1, 6, torch.float32)
 
