@@ -18,11 +18,8 @@ from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
 from hpctrain.plan.split import part as split_part
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
-<<<<<<< HEAD
 from hpctrain.zero.lender import Lender
-=======
 from hpctrain.zero.nodes import NodeExchange
->>>>>>> 32be400726a82d5a14d2499ecd4e385b4110d3c2
 from hpctrain.zero.options import Zero
 from hpctrain.zero.regions import Region
 
@@ -64,8 +61,9 @@ class Parameters:
     def __init__(self, model: Model, group: Group, regions: Sequence[Region], lender: Lender, *, zero: Zero,
                  shared: Sequence[memoryview] | None) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
-<<<<<<< HEAD
         self._regions, self._stage, self._shared = regions, zero.stage, shared is not None and group.size > 1
+        several = self._shared and len(group.transport.node_ranks()) < group.size
+        self._nodes = NodeExchange(group, self._arrays, regions) if several else None
         self._lender, self._lends = lender, zero.offload.parameters == "disk"
         self._apart = zero.offload.delay
         with group.agree():
@@ -74,13 +72,6 @@ class Parameters:
                      for i, region in enumerate(regions)]
         with group.agree():
             self.masters = [self._make_master(i, *both) for i, both in enumerate(zip(regions, self.held, strict=True))]
-=======
-        self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
-        several = self._shared and len(group.transport.node_ranks()) < group.size
-        self._nodes = NodeExchange(group, self._arrays, regions) if several else None
-        self.held = [self._make_held(region, None if shared is None else shared[i]) for i, region in enumerate(regions)]
-        self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
->>>>>>> 32be400726a82d5a14d2499ecd4e385b4110d3c2
         for region, held, master in zip(regions, self.held, self.masters, strict=True):
             self._take_values(region, held, master)
         if self._shared:
@@ -127,21 +118,13 @@ class Parameters:
             for slot in slots:
                 model.bind(slot.name, home[slot.start - bucket.start : slot.stop - bucket.start])
             if self._shared:
-<<<<<<< HEAD
-                self._group.barrier()  # all have written their values here; now rank 0's, each rank its part
-            if region.spread or self._shared:
-                self._store(held, values, part, bucket.start)
-            else:
-                self._store(held, values, (bucket.start, bucket.stop), bucket.start)
-=======
                 self._group.barrier()  # all have written their values here; now rank 0's, each rank its part of them
                 near = self._group.transport.node_ranks()
                 here = split_part(bucket.stop - bucket.start, len(near), near.index(self._group.rank))
-                _store(self._model, held, values, (bucket.start + here[0], bucket.start + here[1]), bucket.start)
+                self._store(held, values, (bucket.start + here[0], bucket.start + here[1]), bucket.start)
             else:
                 span = part if region.spread else (bucket.start, bucket.stop)
-                _store(self._model, held, values, span, bucket.start)
->>>>>>> 32be400726a82d5a14d2499ecd4e385b4110d3c2
+                self._store(held, values, span, bucket.start)
             if master is not held:
                 self._store(master, values, part if self._stage else (bucket.start, bucket.stop), bucket.start)
 
@@ -158,6 +141,7 @@ class Parameters:
                 for start, stop in region.updated_by(self._group.rank, self._stage):
                     self._arrays.assign(held.piece(start, stop), master.piece(start, stop))
                     self._lender.release(master.piece(start, stop))
+                    self._lender.release(held.piece(start, stop))
 
     def updated(self) -> None:
         """Every rank has updated what it owns: from here on all see all of it. Collective over the group."""
