@@ -338,3 +338,25 @@ def test_evaluation_with_different_numbers_of_batches() -> None:
 
     losses = {loss for zero in STAGES for loss in run_threads(3, lambda t, z=zero: run(t, z))}
     assert len(losses) == 1
+
+
+GROUPS = [hpctrain.ParameterGroup("no decay", ("*bias",), lr=0.01, weight_decay=0.0,
+                                  schedule=hpctrain.WarmupLinear(2, 8)), hpctrain.ParameterGroup("empty", ("none",))]
+
+
+@pytest.mark.parametrize("optimizer", [hpctrain.AdamW(lr=0.02), hpctrain.LAMB(lr=0.02), hpctrain.Muon(lr=0.02)],
+                         ids=["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_groups_and_whole_tensors_at_every_stage(num_ranks: int, optimizer: Any) -> None:
+    """Optimizers that need whole tensors get them; each element follows the settings of its group."""
+    batches = parity.global_batches(4, 7, torch.float64)
+
+    def run(transport: Any, zero: Zero) -> parity.Trace:
+        model = hpctrain.torch.adapt(parity.TinyNet(), parity.torch_loss)
+        return parity.train(parity.context_of(transport), model, batches, 2, optimizer=optimizer, zero=zero,
+                            groups=GROUPS, clip_norm=0.5)
+
+    truth = run_threads(1, lambda t: run(t, Zero()))[0]
+    for zero in STAGES:
+        for trace in run_threads(num_ranks, lambda t, z=zero: run(t, z)):
+            parity.assert_same(trace, truth, 1e-9)
