@@ -15,6 +15,7 @@ Owns the order of a pass and the windows that units come through. Knows the Mode
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hpctrain.collectives import Group
@@ -208,7 +209,7 @@ class Units:
     def _look_ahead(self) -> None:
         """Starts to gather the unit that comes next in this pass, once that is known."""
         if self._kind in self._passes:
-            units = [event for event in self._events[self._at :] if event >= 0][:2]
+            units = list(islice((event for event in self._events[self._at :] if event >= 0), 2))
             if units:
                 self._ahead = units[0], self._start(units[0])
             for part in self._parts[units[-1]] if len(units) == 2 else ():
