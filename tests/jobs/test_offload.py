@@ -19,7 +19,7 @@ from tests.jobs.jobs import Finished, python
 
 MIB = 1 << 20
 LIMIT = 450 * MIB
-STEPPED = 300 * MIB  # of a job with everything on disk, while it trains
+STEPPED = 345 * MIB  # of a job with everything on disk, while it trains
 LAYERS, WIDTH = 16, 2048
 STATES = 2 * 4 * LAYERS * WIDTH**2  # bytes: 512 MiB
 SLOWDOWN = 40  # times as long as in memory a step may take, on a slow disk that others use too
