@@ -38,6 +38,7 @@ def read_config(path: str | Path, settings: Iterable[str] = ()) -> Config:
         raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
+    table = _with_inner_sections(table)
     for setting in settings:
         section, key, value = _setting(setting)
         if isinstance(table.setdefault(section, {}), dict):
@@ -48,12 +49,12 @@ def read_config(path: str | Path, settings: Iterable[str] = ()) -> Config:
 def config_from(table: Mapping[str, Any]) -> Config:
     """The config with the options in `table` ({section: {key: value}}); all others have their defaults."""
     sections: dict[str, Any] = {}
-    for name, values in table.items():
+    for name, values in _with_inner_sections(table).items():
         if name not in SECTIONS:
             raise ConfigError(f"section [{name}] is unknown{nearest(name, SECTIONS)}; legal are {choices(SECTIONS)}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"[{name}] must be a section with `key = value` lines, not {values!r}")
-        sections[name] = _mesh(values) if name == "mesh" else _section(name, values)
+        sections[_field(name)] = _mesh(values) if name == "mesh" else _section(name, values)
     config = Config(**sections)
     _check_together(config)
     return config
@@ -75,16 +76,31 @@ def _check_together(config: Config) -> None:
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:
     """The config as plain data, ready for JSON and again for `config_from` (options without a value left out)."""
-    table = {name: {key.rstrip("_"): value for key, value in section.items() if value is not None}
-             for name, section in asdict(config).items()}
+    names = {_field(name): name for name in SECTIONS}
+    table = {names[field]: {key.rstrip("_"): value for key, value in section.items() if value is not None}
+             for field, section in asdict(config).items()}
     table["mesh"] = dict(config.mesh.lengths)
     return table
+
+
+def _field(section: str) -> str:
+    return section.rpartition(".")[2]
+
+
+def _with_inner_sections(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with [zero.offload], which TOML puts into [zero], as a section of its own."""
+    flat = {name: dict(values) if isinstance(values, Mapping) else values for name, values in table.items()}
+    for name in SECTIONS:
+        outer, dot, inner = name.rpartition(".")
+        if dot and isinstance(flat.get(outer), dict) and inner in flat[outer]:
+            flat[name] = flat[outer].pop(inner)
+    return flat
 
 
 def _setting(text: str) -> tuple[str, str, Any]:
     """`section.key=value`: the value is TOML; what is not TOML is taken as a string."""
     name, equals, raw = text.partition("=")
-    section, dot, key = name.strip().partition(".")
+    section, dot, key = name.strip().rpartition(".")
     if not (equals and dot and section and key):
         raise ConfigError(f"--set {text!r} must have the form section.key=value")
     try:

@@ -14,8 +14,8 @@ from hpctrain.config.mesh import fill_mesh
 from hpctrain.plan.flat import BUCKET_BYTES
 from hpctrain.plan.mesh import Mesh
 
-__all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer", "Precision",
-           "Run", "Schedule", "Zero", "option"]
+__all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Offload", "Optimizer",
+           "Precision", "Run", "Schedule", "Zero", "option"]
 
 
 def option(
@@ -132,6 +132,24 @@ class Zero:
     bucket_bytes: int = option(BUCKET_BYTES, "Gradients are reduced in pieces of at least this size.", low=1)
 
 
+_PLACES = ("host", "disk")
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What each rank keeps in a file on a local disk, and updates one step late (docs/offload.md)."""
+
+    states: str | None = option(None, "The optimizer's states, and masters; in memory (host) when not given.",
+                                legal=_PLACES)
+    gradients: str | None = option(None, "Sums of gradients: needs zero.stage 2 or 3, zero.accumulate reduce.",
+                                   legal=_PLACES)
+    parameters: str | None = option(None, "Needs zero.stage 3, zero.share none.", legal=_PLACES)
+    directory: str | None = option(None, "On a local disk of each node.")
+    window_bytes: int = option(256 << 20, "So much of a rank's file is in memory during an update.", low=1)
+    delay: bool = option(False, "Whether the update from a step's gradients runs while the next step computes.")
+    delay_start: int = option(40, "Ordinary updates before.", low=0)
+
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -184,6 +202,7 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     zero: Zero = field(default_factory=Zero)
+    offload: Offload = field(default_factory=Offload)
     precision: Precision = field(default_factory=Precision)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     log: Log = field(default_factory=Log)
@@ -194,8 +213,9 @@ class Config:
         return self.data.length or self.model.context
 
 
-#: Section name -> its record.
+#: Section name -> its record; the last part of the name is a field of `Config`.
 SECTIONS: dict[str, type] = {
     "run": Run, "model": Model, "data": Data, "mesh": MeshAxes, "batch": Batch, "optimizer": Optimizer,
-    "schedule": Schedule, "zero": Zero, "precision": Precision, "checkpoint": Checkpoint, "log": Log,
+    "schedule": Schedule, "zero": Zero, "zero.offload": Offload, "precision": Precision, "checkpoint": Checkpoint,
+    "log": Log,
 }

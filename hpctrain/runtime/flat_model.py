@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
+from hpctrain import log
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError, UnsupportedError
+from hpctrain.optim.home import Home
 from hpctrain.optim.own import OwnBuffer
 from hpctrain.optim.precision import Precision
 from hpctrain.plan.placement import Placement
 from hpctrain.plan.shards import Range
+from hpctrain.zero.disk import Disk
 from hpctrain.zero.gradients import Gradients
+from hpctrain.zero.held import Held, num_elements
+from hpctrain.zero.lender import Lender, Plain
 from hpctrain.zero.options import Zero
 from hpctrain.zero.parameters import Parameters, copies_of, node_memory
 from hpctrain.zero.regions import Region, Types, make_regions
@@ -45,15 +51,21 @@ class FlatModel:
         if zero.stage == 3 and memory is None:
             self.regions = regions(spread=True)
         self.trained = tuple(r for r in self.regions if not r.frozen)
-        self.parameters = Parameters(model, group, self.regions, stage=zero.stage, shared=memory)
-        self.units = (Units(model, group, self.regions, self.parameters.held)
+        self.lender = _lender(model, group, zero)
+        self.parameters = Parameters(model, group, self.regions, self.lender, zero=zero, shared=memory)
+        self.units = (Units(model, group, self.regions, self.parameters.held, self.lender)
                       if any(r.spread for r in self.regions) else None)
-        self.gradients = Gradients(group, model.arrays, self.trained, to_all=zero.stage == 0,
+        self.gradients = Gradients(group, model.arrays, self.trained, lender=self.lender, to_all=zero.stage == 0,
                                    whole=zero.stage < 2 or zero.accumulate == "buffer",
                                    starts=None if self.units is None else self.units.tell_reduction)
         for array in model.buffers().values():
             group.broadcast(array)
         self._updated = [self.updated_ranges(region) for region in self.trained]
+
+    @property
+    def home(self) -> Home | None:
+        """Where an optimizer keeps its states; None: in plain memory."""
+        return self.lender if isinstance(self.lender, Disk) else None
 
     def updated_ranges(self, region: Region) -> tuple[Range, ...]:
         """What this rank updates of a region, without empty ranges."""
@@ -65,21 +77,40 @@ class FlatModel:
         for i, region in enumerate(self.trained):
             held, master = self.parameters.held[i], self.parameters.masters[i]
             ranges = self._updated[i]
-            copies = () if master is held else [held.piece(*r) for r in ranges]
+            late = master is held or self.zero.offload.delay
+            copies = () if late else [held.piece(*r) for r in ranges]
             dtype = region.layout.dtype if master is held else region.types.master
             made.append(OwnBuffer(region.layout, dtype, ranges, [master.piece(*r) for r in ranges], copies))
         return made
 
     def own_gradients(self) -> list[list[Array]]:
         """The gradients of what this rank updates, in the same order."""
-        return [[held.piece(*r) for r in ranges]
-                for held, ranges in zip(self.gradients.held, self._updated, strict=True)]
+        return self.views(self.gradients.held)
+
+    def own_copies(self, lender: Lender) -> list[Held]:
+        """Memory for another copy of the gradients of what this rank updates."""
+        return [Held(ranges, lender.zeros("pending", i, num_elements(ranges), region.types.accumulate))
+                for i, (region, ranges) in enumerate(zip(self.trained, self._updated, strict=True))]
+
+    def views(self, helds: Sequence[Held]) -> list[list[Array]]:
+        """For each trained region the views of what this rank updates."""
+        return [[held.piece(*r) for r in ranges] for held, ranges in zip(helds, self._updated, strict=True)]
+
+    def publish(self) -> None:
+        """What this rank updates has been updated: the model, on all ranks, sees it. Collective over the group."""
+        if self.zero.offload.delay:
+            self.parameters.publish()
+        self.parameters.updated()
 
     def counted_gradients(self) -> Iterator[Array]:
         """The gradients that this rank counts in a norm: over all ranks each element is there once."""
-        for region, held in zip(self.trained, self.gradients.held, strict=True):
-            for start, stop in region.shards.owned(self.group.rank):
-                yield held.piece(start, stop)
+        pieces = [held.piece(start, stop) for region, held in zip(self.trained, self.gradients.held, strict=True)
+                  for start, stop in region.shards.owned(self.group.rank)]
+        for i, piece in enumerate(pieces):
+            for later in pieces[i + 1 : i + 2]:
+                self.lender.fetch(later)
+            yield piece
+            self.lender.release(piece)
 
     def gradient_copies(self) -> Iterator[tuple[str, Array]]:
         """(name, flat copy of the gradient in memory: a sum over samples, see `optim.clip`). Collective."""
@@ -108,6 +139,19 @@ def types_of(precision: Precision, dtype: str) -> Types:
                                "is not supported: parameters live in the type of the arithmetic; for values in "
                                "another type use precision.master")
     return Types(found.compute, found.accumulate, found.reduce, found.master)
+
+
+def _lender(model: Model, group: Group, zero: Zero) -> Disk | Plain:
+    """What lends a rank the arrays of what it owns. Collective over the group."""
+    o = zero.offload
+    if "host" in (o.states, o.gradients, o.parameters) and group.rank == 0:
+        log.warning("zero.offload: 'host' changes nothing here, the ranks compute in host memory")
+    if not o.on_disk:
+        return Plain(model.arrays)
+    assert o.directory is not None
+    with group.agree():
+        return Disk(model.arrays, Path(o.directory), o.on_disk, o.window_bytes,
+                    idle=("gradient", "parameter") if o.delay else ())
 
 
 def _check_same_model(placements: Sequence[Placement], group: Group) -> None:

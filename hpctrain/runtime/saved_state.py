@@ -10,7 +10,7 @@ types were and are.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from hpctrain.dtypes import dtype_of
 from hpctrain.errors import CheckpointError
 from hpctrain.optim.flat import FlatOptimizer
 from hpctrain.plan.flat import FlatLayout, FlatPiece
+from hpctrain.runtime.delayed import Delayed
 from hpctrain.runtime.flat_model import FlatModel
 from hpctrain.zero.held import Held, complete
 from hpctrain.zero.regions import Region
@@ -56,8 +57,8 @@ class _Source:
 class SavedState:
     """The trainer's state as pieces of logical tensors. All methods are collective over the world."""
 
-    def __init__(self, context: Context, flat: FlatModel, optimizer: FlatOptimizer) -> None:
-        self._context = context
+    def __init__(self, context: Context, flat: FlatModel, optimizer: FlatOptimizer, delayed: Delayed) -> None:
+        self._context, self._delayed = context, delayed
         self._group = context.world
         self._arrays = flat.model.arrays
         self._model = flat.model
@@ -73,16 +74,25 @@ class SavedState:
 
     def save(self, root: Path, update: int, keep: int, data: dict[str, Any], loss_scale: dict[str, Any]) -> Path:
         """Writes checkpoint `update` under `root`."""
+        self._delayed.publish()
         user = {"update": update, "data": data, "schedules": self._optimizer.schedule_state(), "aliases": self._aliases,
-                "loss_scale": loss_scale}
-        pieces = [*self._pieces(), *self._buffer_pieces()]
+                "loss_scale": loss_scale, "pending": self._delayed.save()}
+        sources = [*self._sources, *self._pending(self._delayed.held if user["pending"] else [])]
+        pieces = [*self._pieces(sources), *self._buffer_pieces()]
         if (root, keep) not in self._savers:
             self._savers[root, keep] = Saver(root, self._group, keep=keep, env=self._context.description())
-        return self._savers[root, keep].save(update, pieces, user=user, rank_state=self._model.rank_state(),
-                          mesh={"data": self._group.size})
+        path = self._savers[root, keep].save(update, pieces, user=user, rank_state=self._model.rank_state(),
+                                             mesh={"data": self._group.size})
+        self._flat.lender.settle()
+        return path
 
-    def _pieces(self) -> Iterator[Piece]:
-        for source in self._sources:
+    def _pending(self, helds: Sequence[Held]) -> list[_Source]:
+        """The gradients whose update comes late."""
+        return [_Source(region, held, self._arrays.dtype(held.array), "pending")
+                for region, held in zip(self._flat.trained, helds, strict=False)]
+
+    def _pieces(self, sources: Sequence[_Source]) -> Iterator[Piece]:
+        for source in sources:
             shapes = source.layout.by_name
             for p in source.pieces(self._group.rank):
                 spec = TensorSpec(source.name(p.name), source.dtype, shapes[p.name].shape, source.role)
@@ -106,7 +116,9 @@ class SavedState:
             return None
         with self._group.agree():
             self._check(checkpoint)
-        sources = [s for s in self._sources if self._is_saved(checkpoint, s)]
+        waiting = checkpoint.user.get("pending")
+        late = self._pending(self._delayed.prepare(waiting))
+        sources = [s for s in [*self._sources, *late] if self._is_saved(checkpoint, s)]
         with self._group.agree():
             after: list[Callable[[], None]] = []
             checkpoint.read([want for source in sources for want in self._wants(source, checkpoint, after)])
@@ -120,6 +132,8 @@ class SavedState:
         if checkpoint.world_size == self._group.size:
             self._model.restore_rank_state(checkpoint.rank_state(self._group.rank))
         self._optimizer.restore_schedules(checkpoint.user["schedules"])
+        self._delayed.restore(waiting)
+        self._flat.lender.settle()
         return checkpoint.user["update"], checkpoint.user["data"], checkpoint.user.get("loss_scale")
 
     def _check(self, checkpoint: Checkpoint) -> None:

@@ -29,6 +29,7 @@ from hpctrain.optim.groups import resolve_groups
 from hpctrain.optim.loss_scale import default_loss_scale
 from hpctrain.plan.memory import MemoryRow, Partition, by_regions
 from hpctrain.runtime.decision import Decider, Decision
+from hpctrain.runtime.delayed import Delayed
 from hpctrain.runtime.flat_model import FlatModel
 from hpctrain.runtime.memory import num_bytes, report
 from hpctrain.runtime.options import TrainerOptions
@@ -47,7 +48,8 @@ class StepResult:
     """What one step did; the same on all ranks.
 
     `loss` is global (sum of loss terms) / weight; `gradient_norm` is the norm before clipping; `lr` that of the last
-    group; `update` counts applied updates, this one included. `skipped` tells why nothing was applied ("" if it was):
+    group; `update` counts updates, this one included, whether it is applied or comes late (`zero.offload.delay`).
+    `skipped` tells why nothing was applied ("" if it was):
     "no data" when no rank had a micro-batch, "not finite" when the loss or the gradient was not. `stop`: some rank was
     asked to end (a signal): save and leave. `loss_scale` is what the loss was multiplied by in this step.
     """
@@ -83,14 +85,16 @@ class Trainer:
         self._flat = FlatModel(model, self._group, o.zero, o.precision,
                                whole_tensors=o.optimizer.ownership == "tensor")
         trained = [p for p in self._flat.placements if not p.frozen]
-        self.optimizer = FlatOptimizer(self._arrays, o.optimizer, resolve_groups(trained, o.optimizer, o.groups,
-                                                                                 o.schedule), self._flat.own_buffers())
+        groups = resolve_groups(trained, o.optimizer, o.groups, o.schedule)
+        with self._group.agree():
+            self.optimizer = FlatOptimizer(self._arrays, o.optimizer, groups, self._flat.own_buffers(), self._flat.home)
+            self._delayed = Delayed(self._flat, self.optimizer)
         self._gradients = self._flat.own_gradients()
         self._norm = norm_of(o.norm_kind)
         self._decider = Decider(self._group, self._arrays, self._norm)
         self._scaling = o.loss_scale or default_loss_scale(any(r.layout.dtype == "float16" for r in self._flat.trained))
         self.loss_scale = self._scaling.start()
-        self._saved = SavedState(context, self._flat, self.optimizer)
+        self._saved = SavedState(context, self._flat, self.optimizer, self._delayed)
         self._during = context.recorder.during
         every = context.watch.straggler if self._group.size > 1 else 0
         self._times = StepTimes(self._group, context.recorder, context.host, every, log.warning)
@@ -119,6 +123,7 @@ class Trainer:
     def _step(self, batches: Sequence[Any]) -> StepResult:
         self._times.part("data")
         scale, random = self.loss_scale.scale, self.model.rank_state()
+        self._delayed.start()
         loss_sum, weight = self._passes.train(batches, scale)
         partial = self._norm.partial(self._arrays, self._flat.counted_gradients())
         decision = self._decider.decide(loss_sum, weight, partial, self._context.stop_requested, scale)
@@ -136,13 +141,18 @@ class Trainer:
 
     def _apply(self, decision: Decision, scale: float) -> float:
         """The update, if it is one; returns the factor by which the gradients in memory were multiplied."""
+        self._delayed.publish()
         if self._verdict(decision):
             return 1.0
         norm = decision.norm if isfinite(decision.norm) else 0.0  # no clipping by what is no number
         factor = update_scale(norm, decision.weight * scale, self.options.clip_norm)
-        self.optimizer.apply(self.num_updates, factor, self._gradients)
-        self._flat.parameters.updated()
+        update = self.num_updates
         self.num_updates += 1
+        if self._delayed.begins(update):
+            self._delayed.keep(update, factor, self._gradients)
+            return 1.0
+        self.optimizer.apply(update, factor, self._gradients)
+        self._flat.publish()
         return factor
 
     def _judge(self, decision: Decision, batches: Sequence[Any], random: dict[str, bytes]) -> None:

@@ -19,6 +19,7 @@ from hpctrain.optim.loss_scale import LossScale
 from hpctrain.optim.options import LAMB, SGD, Adam, AdamW, Muon, Optimizer
 from hpctrain.optim.precision import Precision
 from hpctrain.optim.schedule import Constant, Schedule, WarmupCosine, WarmupLinear
+from hpctrain.zero.offload import Offload
 from hpctrain.zero.options import Zero
 
 __all__ = ["Recipe", "gpt_shape", "make_loss_scale", "make_optimizer", "make_precision", "make_recipe", "make_schedule",
@@ -103,8 +104,8 @@ def make_schedule(config: Config) -> Schedule:
 
 
 def make_zero(config: Config) -> Zero:
-    """The options of the [zero] section."""
-    return Zero(**asdict(config.zero))
+    """The options of the [zero] and [zero.offload] sections."""
+    return Zero(**asdict(config.zero), offload=Offload(**asdict(config.offload)))
 
 
 def make_precision(config: Config) -> Precision:

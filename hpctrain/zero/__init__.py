@@ -1,7 +1,11 @@
 """Data parallelism on flat buffers: which rank keeps what, who reduces and gathers when (ZeRO, arXiv 1910.02054).
 
     options      the switch: stage 0 to 3, and where parameters live
+    offload      what lives on a disk of the node
     regions      the flat buffers of a model: their types, their owners
+    lender       who lends a rank the arrays of what it owns: plain memory, or
+    disk         a file, read ahead and written behind
+    mapped       the file
     held         an array over the ranges of a flat buffer that a rank keeps
     windows      memory that buckets pass through
     gradients    from what a model delivers to the sums that the update reads

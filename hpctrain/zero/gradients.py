@@ -26,6 +26,7 @@ from hpctrain.dtypes import dtype_of
 from hpctrain.plan.shards import Range
 from hpctrain.plan.split import bounds as split_bounds
 from hpctrain.zero.held import Held, num_elements
+from hpctrain.zero.lender import Lender, Plain
 from hpctrain.zero.regions import Region
 from hpctrain.zero.windows import Windows
 
@@ -75,17 +76,20 @@ class Gradients:
         regions: the trained ones.
         whole: each rank keeps a whole gradient; otherwise windows and its own ranges.
         to_all: all ranks get the sums (needs `whole`).
+        lender: lends what is kept for own ranges only.
         starts: called before each reduction starts.
     """
 
     def __init__(self, group: Group, arrays: Arrays, regions: Sequence[Region], *, whole: bool, to_all: bool,
-                 starts: Callable[[], None] | None = None) -> None:
+                 lender: Lender | None = None, starts: Callable[[], None] | None = None) -> None:
         assert whole or not to_all
-        self._starts = starts
+        self._starts, self._lender = starts, lender or Plain(arrays)
         self._group, self._arrays, self._regions = group, arrays, regions
         self._alone = group.size == 1
         self._whole, self._to_all = whole or self._alone, to_all
-        self.held = [self._make_held(region) for region in regions]
+        with group.agree():
+            lent = [None if whole else self._lend(i, region) for i, region in enumerate(regions)]
+        self.held = [held or self._make_held(region) for held, region in zip(lent, regions, strict=True)]
         self._buckets = [self._make_bucket(i, number) for i, region in enumerate(regions)
                          for number in range(len(region.shards.buckets))]
         for number, bucket in enumerate(self._buckets):
@@ -98,11 +102,13 @@ class Gradients:
 
     def _make_held(self, region: Region) -> Held:
         count, dtype = region.layout.count, region.types.accumulate
-        if self._whole:
-            memory = self._group.transport.allocate(count * dtype_of(dtype).num_bytes)
-            return Held(((0, count),), self._arrays.from_memory(memory, dtype))
-        ranges = region.shards.owned(self._group.rank)
-        return Held(ranges, self._arrays.zeros(num_elements(ranges), dtype))
+        memory = self._group.transport.allocate(count * dtype_of(dtype).num_bytes)
+        return Held(((0, count),), self._arrays.from_memory(memory, dtype))
+
+    def _lend(self, number: int, region: Region) -> Held:
+        count = region.layout.count
+        ranges = ((0, count),) if self._alone else region.shards.owned(self._group.rank)
+        return Held(ranges, self._lender.zeros("gradient", number, num_elements(ranges), region.types.accumulate))
 
     def _make_bucket(self, index: int, number: int) -> _Bucket:
         shards, held = self._regions[index].shards, self.held[index]
@@ -168,6 +174,8 @@ class Gradients:
         else:
             flat = arrays.flat if arrays.is_contiguous(gradient) else arrays.to_flat
             arrays.combine("sum", home, flat(gradient))
+        if self._alone:
+            self._lender.release(home)
         if self._completes and not self._alone:
             bucket.missing.discard(name)
             while self._num_started < len(self._buckets) and not self._buckets[self._num_started].missing:
@@ -253,6 +261,7 @@ class Gradients:
             self._arrays.combine("sum", started.target, started.part)
         elif started.part is not started.target:
             self._arrays.assign(started.target, started.part)
+        self._lender.release(started.target)
         self._windows[self._regions[started.bucket.region].types.reduce].give(started.window)
 
     def _take_window(self, bucket: _Bucket) -> Array:

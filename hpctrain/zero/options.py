@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpctrain.errors import ConfigError, choices, nearest
 from hpctrain.plan.flat import BUCKET_BYTES
+from hpctrain.zero.offload import Offload, offload_from
 
 __all__ = ["ACCUMULATE", "SHARE", "STAGES", "Zero"]
 
@@ -27,6 +28,7 @@ class Zero:
             once; "buffer": each rank keeps a whole gradient and sends it once.
         threshold: with stage 3 and share "none", units of the model with fewer elements are kept whole.
         bucket_bytes: gradients are reduced, and parameters gathered, in pieces of at least this size.
+        offload: what lives on a disk of the node, and updates one step late (`hpctrain.Offload`, or its options).
     """
 
     stage: int = 0
@@ -34,6 +36,7 @@ class Zero:
     accumulate: str = "reduce"
     threshold: int = 10_000
     bucket_bytes: int = BUCKET_BYTES
+    offload: Offload = field(default_factory=Offload)
 
     def __post_init__(self) -> None:
         for name, value, legal in (("stage", self.stage, STAGES), ("share", self.share, SHARE),
@@ -46,3 +49,5 @@ class Zero:
         if self.bucket_bytes < 1:
             raise ConfigError(f"zero.bucket_bytes = {self.bucket_bytes!r} is not legal; legal are numbers of at least "
                               "1")
+        object.__setattr__(self, "offload", offload_from(self.offload))
+        self.offload.check(self.stage, self.share, self.accumulate)

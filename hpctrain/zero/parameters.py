@@ -18,6 +18,7 @@ from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
 from hpctrain.plan.split import part as split_part
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
+from hpctrain.zero.lender import Lender
 from hpctrain.zero.nodes import NodeExchange
 from hpctrain.zero.options import Zero
 from hpctrain.zero.regions import Region
@@ -52,17 +53,25 @@ class Parameters:
 
     `held[i]` has region i's values in the type the model computes with: the whole buffer, or with `spread` this rank's
     ranges. `masters[i]` has what this rank updates, in the master type: the same memory where that is the same type.
-    Those of frozen regions are the values themselves. `shared` is what `node_memory` gave.
+    Those of frozen regions are the values themselves. `shared` is what `node_memory` gave. `lender` has the masters,
+    and parameters that are spread where they are on disk. Where updates come late, masters are other memory always, and
+    `publish` makes their values the parameters'.
     """
 
-    def __init__(self, model: Model, group: Group, regions: Sequence[Region], *, stage: int,
+    def __init__(self, model: Model, group: Group, regions: Sequence[Region], lender: Lender, *, zero: Zero,
                  shared: Sequence[memoryview] | None) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
-        self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
+        self._regions, self._stage, self._shared = regions, zero.stage, shared is not None and group.size > 1
         several = self._shared and len(group.transport.node_ranks()) < group.size
         self._nodes = NodeExchange(group, self._arrays, regions) if several else None
-        self.held = [self._make_held(region, None if shared is None else shared[i]) for i, region in enumerate(regions)]
-        self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
+        self._lender, self._lends = lender, zero.offload.parameters == "disk"
+        self._apart = zero.offload.delay
+        with group.agree():
+            self._lent = [self._lend(i, region) for i, region in enumerate(regions)]
+        self.held = [self._make_held(i, region, None if shared is None else shared[i])
+                     for i, region in enumerate(regions)]
+        with group.agree():
+            self.masters = [self._make_master(i, *both) for i, both in enumerate(zip(regions, self.held, strict=True))]
         for region, held, master in zip(regions, self.held, self.masters, strict=True):
             self._take_values(region, held, master)
         if self._shared:
@@ -73,7 +82,16 @@ class Parameters:
         """Whether the ranks of the node have one copy together."""
         return self._shared
 
-    def _make_held(self, region: Region, shared: memoryview | None) -> Held:
+    def _lend(self, number: int, region: Region) -> Held | None:
+        if not (region.spread and self._lends):
+            return None
+        ranges = region.shards.owned(self._group.rank)
+        return Held(ranges, self._lender.zeros("parameter", number, num_elements(ranges), region.layout.dtype))
+
+    def _make_held(self, number: int, region: Region, shared: memoryview | None) -> Held:
+        lent = self._lent[number]
+        if lent is not None:
+            return lent
         transport, layout = self._group.transport, region.layout
         size = dtype_of(layout.dtype).num_bytes
         if region.spread:
@@ -84,11 +102,11 @@ class Parameters:
         memory = transport.allocate(layout.count * size) if shared is None else shared
         return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype))
 
-    def _make_master(self, region: Region, held: Held) -> Held:
-        if region.frozen or region.types.master == region.types.compute:
+    def _make_master(self, number: int, region: Region, held: Held) -> Held:
+        if region.frozen or (region.types.master == region.types.compute and not self._apart):
             return held
         ranges = region.updated_by(self._group.rank, self._stage)
-        return Held(ranges, self._arrays.zeros(num_elements(ranges), region.types.master))
+        return Held(ranges, self._lender.zeros("master", number, num_elements(ranges), region.types.master))
 
     def _take_values(self, region: Region, held: Held, master: Held) -> None:
         """Bucket by bucket: rank 0's values to all, the model's parameters to their new home."""
@@ -108,14 +126,27 @@ class Parameters:
                 self._group.barrier()  # all have written their values here; now rank 0's, each rank its part of them
                 near = self._group.transport.node_ranks()
                 here = split_part(bucket.stop - bucket.start, len(near), near.index(self._group.rank))
-                _store(self._model, held, values, (bucket.start + here[0], bucket.start + here[1]), bucket.start)
+                self._store(held, values, (bucket.start + here[0], bucket.start + here[1]), bucket.start)
             else:
                 span = part if region.spread else (bucket.start, bucket.stop)
-                _store(self._model, held, values, span, bucket.start)
+                self._store(held, values, span, bucket.start)
             if master is not held:
-                _store(self._model, master, values, part if self._stage else (bucket.start, bucket.stop), bucket.start)
+                self._store(master, values, part if self._stage else (bucket.start, bucket.stop), bucket.start)
+
+    def _store(self, target: Held, values: Array, span: tuple[int, int], offset: int) -> None:
+        self._arrays.assign(target.piece(*span), values[span[0] - offset : span[1] - offset])
+        self._lender.release(target.piece(*span))
 
     # After an update --------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """The masters have new values: parameters take those that this rank updates. Local."""
+        for region, held, master in zip(self._regions, self.held, self.masters, strict=True):
+            if master is not held:
+                for start, stop in region.updated_by(self._group.rank, self._stage):
+                    self._arrays.assign(held.piece(start, stop), master.piece(start, stop))
+                    self._lender.release(master.piece(start, stop))
+                    self._lender.release(held.piece(start, stop))
 
     def updated(self) -> None:
         """Every rank has updated what it owns: from here on all see all of it. Collective over the group."""
@@ -165,6 +196,3 @@ def copies_of(group: Group, model: Model, region: Region, held: Held, *,
         array, start = home[slot.name]
         yield slot.name, model.arrays.to_flat(array[slot.start - start : slot.stop - start])
 
-
-def _store(model: Model, target: Held, values: Array, span: tuple[int, int], offset: int) -> None:
-    model.arrays.assign(target.piece(*span), values[span[0] - offset : span[1] - offset])

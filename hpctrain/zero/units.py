@@ -15,12 +15,14 @@ Owns the order of a pass and the windows that units come through. Knows the Mode
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model, Work
 from hpctrain.errors import UnsupportedError
 from hpctrain.zero.held import Held
+from hpctrain.zero.lender import Lender
 from hpctrain.zero.regions import Region
 from hpctrain.zero.windows import Windows
 
@@ -52,9 +54,10 @@ class Units:
     plays a pass where the others started a reduction. All methods are collective over the group.
     """
 
-    def __init__(self, model: Model, group: Group, regions: Sequence[Region], held: Sequence[Held]) -> None:
+    def __init__(self, model: Model, group: Group, regions: Sequence[Region], held: Sequence[Held],
+                 lender: Lender) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
-        self._regions, self._held = regions, held
+        self._regions, self._held, self._lender = regions, held, lender
         self._parts: dict[int, list[_Part]] = {}
         sizes: dict[str, int] = {}
         for i, region in enumerate(regions):
@@ -205,14 +208,17 @@ class Units:
             self._ahead = None
         for gather in gathers:
             gather.work.wait()
+            self._lender.release(self._own(gather.part))
         return gathers
 
     def _look_ahead(self) -> None:
         """Starts to gather the unit that comes next in this pass, once that is known."""
         if self._kind in self._passes:
-            unit = next((event for event in self._events[self._at :] if event >= 0), None)
-            if unit is not None:
-                self._ahead = unit, self._start(unit)
+            units = list(islice((event for event in self._events[self._at :] if event >= 0), 2))
+            if units:
+                self._ahead = units[0], self._start(units[0])
+            for part in self._parts[units[-1]] if len(units) == 2 else ():
+                self._lender.fetch(self._own(part))
 
     def _start(self, unit: int) -> list[_Gather]:
         gathers = []
@@ -220,11 +226,13 @@ class Units:
             shards = self._regions[part.region].shards
             bucket = shards.buckets[part.bucket]
             window = self._windows[shards.layout.dtype].take()
-            own = self._held[part.region].piece(*shards.part(part.bucket, self._group.rank))
-            work = self._group.start_all_gather(own, counts=shards.counts(part.bucket),
+            work = self._group.start_all_gather(self._own(part), counts=shards.counts(part.bucket),
                                                 out=window[: bucket.stop - bucket.start], name=f"unit {unit}")
             gathers.append(_Gather(part, work, window))
         return gathers
+
+    def _own(self, part: _Part) -> Array:
+        return self._held[part.region].piece(*self._regions[part.region].shards.part(part.bucket, self._group.rank))
 
     def _give_back(self, gathers: Sequence[_Gather]) -> None:
         for gather in gathers:

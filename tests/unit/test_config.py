@@ -10,6 +10,9 @@ from hpctrain.config.describe import describe_options
 from hpctrain.config.read import config_from, read_config, to_dict, tomllib
 from hpctrain.config.records import Config
 from hpctrain.errors import ConfigError
+from hpctrain.train.recipe import make_zero
+from hpctrain.zero.offload import Offload
+from hpctrain.zero.options import Zero
 
 
 def write(tmp_path, text):
@@ -31,8 +34,19 @@ def test_file_and_settings_become_typed_records(tmp_path):
     assert config.mesh.mesh(8).axes == ("tensor", "data")  # the user's order
 
 
+def test_a_section_within_a_section(tmp_path):
+    path = write(tmp_path, "[zero]\nstage = 1\n[zero.offload]\nstates = 'disk'\ndirectory = '/d'\n")
+    config = read_config(path, ["zero.offload.directory=/e", "zero.offload.delay=true", "zero.stage=2"])
+    assert (config.zero.stage, config.offload.states, config.offload.directory, config.offload.delay) == (
+        2, "disk", "/e", True)
+    assert make_zero(config).offload == Offload(states="disk", directory="/e", delay=True)
+    assert make_zero(Config()) == Zero()
+
+
 def test_config_survives_json():
-    config = config_from({"batch": {"global": 24}, "mesh": {"tensor": 2, "data": 3}, "run": {"out": "x"}})
+    config = config_from({"batch": {"global": 24}, "mesh": {"tensor": 2, "data": 3}, "run": {"out": "x"},
+                          "zero": {"stage": 2, "offload": {"gradients": "host"}}})
+    assert config.offload.gradients == "host"
     assert config_from(json.loads(json.dumps(to_dict(config)))) == config
 
 
@@ -59,6 +73,9 @@ def test_config_survives_json():
     ({"run": 3}, ["[run]", "3"]),
     ({"zeros": {"stage": 1}}, ["[zeros]", "unknown", "did you mean 'zero'?"]),
     ({"zero": {"stage": 4}}, ["zero.stage = 4", "0, 1, 2 or 3"]),
+    ({"zero": {"offload": {"states": "dis"}}}, ["zero.offload.states = 'dis'", "did you mean 'disk'?"]),
+    ({"zero": {"offload": 3}}, ["[zero.offload]", "3"]),
+    ({"zero": {"directory": "/d"}}, ["zero.directory", "did you mean 'zero.offload.directory'?"]),
     ({"precision": {"compute": "float8"}}, ["precision.compute = 'float8'", "'bfloat16'"]),
     ({"zero": {"share": "all"}}, ["zero.share = 'all'", "'auto', 'node' or 'none'"]),
     ({"amp": {}}, ["[amp]", "unknown"]),
