@@ -12,7 +12,7 @@ from dataclasses import asdict
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
-from hpctrain.errors import ConfigError, UnsupportedError
+from hpctrain.errors import ConfigError, UnsupportedError, choices, nearest
 from hpctrain.optim.own import OwnBuffer
 from hpctrain.optim.precision import Precision
 from hpctrain.plan.placement import Placement
@@ -87,15 +87,26 @@ class FlatModel:
             yield from copies_of(self.group, self.model, region, held, owned=self.zero.stage > 0)
 
     @contextmanager
-    def gathered(self) -> Iterator[Model]:
-        """The model with all of its parameters there. Collective over the group."""
+    def gathered(self, names: Sequence[str] | None = None, modify: int | None = None) -> Iterator[Model]:
+        """The model with these parameters there (None: all); rank `modify`'s changes are kept. Collective."""
+        known = [p.name for p in self.placements]
+        wanted = known if names is None else names
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"names has {name!r}{nearest(name, known)}, which is no parameter; legal are "
+                                  f"{choices(known[:8])} ...")
+        if modify is not None and modify not in range(self.group.size):
+            raise ConfigError(f"modify = {modify!r} is no rank; legal are 0 to {self.group.size - 1}, or None")
+        units = [u for u, members in enumerate(self.model.units) if not set(wanted).isdisjoint(members)]
         if self.units is not None:
-            self.units.open_all()
+            self.units.open_all(units)
         try:
             yield self.model
+            if modify is not None:
+                self.parameters.replaced(set(wanted), modify)
         finally:
             if self.units is not None:
-                self.units.close_all()
+                self.units.close_all(units)
 
 
 def types_of(precision: Precision, dtype: str) -> Types:

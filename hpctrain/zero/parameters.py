@@ -10,12 +10,14 @@ regions; neither an optimizer nor gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
+from hpctrain.plan.flat import Slot
+from hpctrain.plan.shards import Range
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
 from hpctrain.zero.options import Zero
 from hpctrain.zero.regions import Region
@@ -130,6 +132,32 @@ class Parameters:
         if self._shared:
             self._group.barrier()
 
+    def replaced(self, names: Collection[str], root: int) -> None:
+        """The model on rank `root` has new values of `names`: all take them. Collective over the group.
+
+        A master whose parameter did not change keeps the bits that the parameter lacks.
+        """
+        arrays = self._arrays
+        if self._shared:
+            self._group.barrier()
+        for region, held, master in zip(self._regions, self.held, self.masters, strict=True):
+            for slot in region.layout.slots:
+                if slot.name not in names:
+                    continue
+                values = arrays.to_flat(self._model.parameter(slot.name))
+                self._group.broadcast(values, root)
+                for source, (start, stop) in _overlaps(held, slot):
+                    if not self._shared:
+                        arrays.assign(held.piece(start, stop), values[source])
+                if master is not held:
+                    for source, (start, stop) in _overlaps(master, slot):
+                        now = arrays.empty(stop - start, region.layout.dtype)
+                        arrays.assign(now, master.piece(start, stop))
+                        if bytes(arrays.memory(now)) != bytes(arrays.memory(values[source])):
+                            arrays.assign(master.piece(start, stop), values[source])
+        if self._shared:
+            self._group.barrier()
+
     def values(self) -> Iterator[tuple[str, Array]]:
         """(name, flat copy) of every parameter as the model computes with it. Collective over the group."""
         for region, held in zip(self._regions, self.held, strict=True):
@@ -150,3 +178,11 @@ def copies_of(group: Group, model: Model, region: Region, held: Held, *,
 
 def _store(model: Model, target: Held, values: Array, span: tuple[int, int], offset: int) -> None:
     model.arrays.assign(target.piece(*span), values[span[0] - offset : span[1] - offset])
+
+
+def _overlaps(held: Held, slot: Slot) -> Iterator[tuple[slice, Range]]:
+    """The parts of a parameter that are held here: which elements of it, and where in the buffer."""
+    for start, stop in held.ranges:
+        low, high = max(start, slot.start), min(stop, slot.stop)
+        if low < high:
+            yield slice(low - slot.start, high - slot.start), (low, high)

@@ -164,15 +164,17 @@ class Units:
         if self._depth[unit] == 0:
             self._model.close(unit)
 
-    def open_all(self) -> None:
-        """Lends all units, until `close_all`."""
-        for unit in self._parts:
-            self._depth[unit] += 1
-            self._lend(unit)
+    def open_all(self, units: Sequence[int]) -> None:
+        """Lends these units, until `close_all`."""
+        for unit in units:
+            if unit in self._parts:
+                self._depth[unit] += 1
+                if self._depth[unit] == 1:
+                    self._lend(unit)
 
-    def close_all(self) -> None:
-        """Takes all units back. Local."""
-        for unit in self._parts:
+    def close_all(self, units: Sequence[int]) -> None:
+        """Takes these units back. Local."""
+        for unit in units:
             self.after(unit)
 
     def _lend(self, unit: int) -> None:
