@@ -224,8 +224,9 @@ class Arrays(Protocol):
         """One update of flat ranges by element-wise arithmetic. One pass over memory where possible.
 
         masters[i], gradients[i], states[slot][i] and copies[i] have equal lengths; the masters and the states are of
-        one dtype, gradients and copies of any. The gradient is `scale * gradients[i]`, and that is what `gradients`
-        hold afterwards. `copies` (empty: none) receive the updated masters, cast with one rounding.
+        one dtype (not float16, in which squares of gradients are lost), gradients and copies of any. The gradient is
+        `scale * gradients[i]`, and that is what `gradients` hold afterwards. `copies` (empty: none) receive the updated
+        masters, cast with one rounding.
         """
 
     def orthogonalize(self, matrix: Array, shape: tuple[int, int], num_steps: int) -> None:

@@ -128,8 +128,13 @@ def train(context: Any, model: Any, batches: Sequence[Any], accumulation: int, *
         trace.losses.append(result.loss)
         trace.norms.append(result.gradient_norm)
     shapes = {p.name: p.shape for p in model.placements}
-    trace.weights = {name: np.asarray(w).reshape(shapes[name]) for name, w in trainer.parameters()}
+    trace.weights = {name: _numpy(w).reshape(shapes[name]) for name, w in trainer.parameters()}
     return trace
+
+
+def _numpy(array: Any) -> np.ndarray:
+    """NumPy has no bfloat16; float32 holds its values."""
+    return np.asarray(array.float() if array.dtype == torch.bfloat16 else array)
 
 
 def assert_same(trace: Trace, truth: Trace, tolerance: float) -> None:

@@ -14,7 +14,7 @@ from hpctrain.contracts import Array, UpdateNumbers
 
 __all__ = ["orthogonalize", "update"]
 
-_BLOCK = 16 * 1024  # elements; seven float32 blocks of this size fit a core's second-level cache
+_BLOCK = 32 * 1024  # elements; seven float32 blocks of this size fit a core's second-level cache
 
 
 def update(numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence[Array],
@@ -25,20 +25,26 @@ def update(numbers: UpdateNumbers, masters: Sequence[Array], gradients: Sequence
     for whole in zip(*columns, strict=True):
         scratch = np.empty((3, min(_BLOCK, whole[0].size)), whole[0].dtype)
         for p, g, *rest in zip(*map(_blocks, whole), strict=True):
-            scaled, t, u = scratch[:, : p.size]
-            np.multiply(g, numbers.scale, out=scaled, dtype=p.dtype, casting="unsafe")
-            np.copyto(g, scaled, casting="unsafe")
-            rule(numbers, p, scaled, rest, t, u)
+            w, t, u = scratch[:, : p.size]
+            if g.dtype == p.dtype:
+                if numbers.scale != 1.0:
+                    g *= numbers.scale
+                rule(numbers, p, g, rest, (w, t, u))
+            else:
+                np.multiply(g, numbers.scale, out=w, dtype=p.dtype, casting="unsafe")
+                np.copyto(g, w, casting="unsafe")
+                rule(numbers, p, w, rest, (w, t, u))
             if copies:
                 np.copyto(rest[-1], p, casting="unsafe")
 
 
-def _adam(numbers: UpdateNumbers, p: Array, g: Array, states: list[Array], t: Array, u: Array) -> None:
-    """p (1 - lr decay) - step_size m / (sqrt(v) / root + eps), the decay in g instead for "adam"."""
+def _adam(numbers: UpdateNumbers, p: Array, g: Array, states: list[Array], scratch: tuple[Array, Array, Array]) -> None:
+    """p (1 - lr decay) - step_size m / (sqrt(v) / root + eps), the decay in g instead for "adam". `g` stays."""
     m, v = states[:2]
+    w, t, u = scratch
     if numbers.weight_decay and numbers.rule == "adam":
         np.multiply(p, numbers.weight_decay, out=u)
-        g += u
+        g = np.add(g, u, out=w)
     elif numbers.weight_decay:
         p *= 1 - numbers.lr * numbers.weight_decay
     m *= numbers.beta1
@@ -48,27 +54,25 @@ def _adam(numbers: UpdateNumbers, p: Array, g: Array, states: list[Array], t: Ar
     t *= 1 - numbers.beta2
     v *= numbers.beta2
     v += t
+    root = math.sqrt(1 - numbers.beta2**numbers.step)
     np.sqrt(v, out=t)
-    t *= 1 / math.sqrt(1 - numbers.beta2**numbers.step)
-    t += numbers.eps
+    t += numbers.eps * root
     np.divide(m, t, out=t)
-    t *= numbers.lr / (1 - numbers.beta1**numbers.step)
+    t *= numbers.lr * root / (1 - numbers.beta1**numbers.step)
     p -= t
 
 
-def _sgd(numbers: UpdateNumbers, p: Array, g: Array, states: list[Array], t: Array, u: Array) -> None:
+def _sgd(numbers: UpdateNumbers, p: Array, g: Array, states: list[Array], scratch: tuple[Array, Array, Array]) -> None:
+    """p - lr (g + momentum buffer if nesterov, else buffer), where g has the decay. `g` stays."""
+    w, t, u = scratch
     if numbers.weight_decay:
         np.multiply(p, numbers.weight_decay, out=u)
-        g += u
+        g = np.add(g, u, out=w)
     if numbers.momentum:
         b = states[0]
         b *= numbers.momentum
         b += g
-        if numbers.nesterov:
-            np.multiply(b, numbers.momentum, out=u)
-            g += u
-        else:
-            g = b
+        g = np.add(g, np.multiply(b, numbers.momentum, out=u), out=t) if numbers.nesterov else b
     np.multiply(g, numbers.lr, out=t)
     p -= t
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from math import inf, isqrt, log
 
 from hpctrain.bench.figures import Measured, shown_bytes
-from hpctrain.collectives.choice_row import ACROSS_NODES, REDUCING, Row, is_half
+from hpctrain.collectives.choice_row import ACROSS_NODES, REDUCING, WAYS, Range, Row, is_half
 from hpctrain.collectives.choose import Chooser, ways
 
 __all__ = ["SWITCH_GAIN", "merge", "tuned_rows", "winners"]
@@ -49,17 +49,24 @@ def tuned_rows(measured: Sequence[Measured], num_nodes: int) -> list[Row]:
         return []
     seconds = [{name: statistics.median(one.times.get(name, [inf])) for name in names} for one in measured]
     shipped = Chooser().choose(first.operation, first.num_bytes, first.num_ranks, num_nodes, first.dtype).algorithm
-    chosen = winners(seconds, shipped)
     dtypes = "any" if first.operation not in REDUCING else "half" if is_half(first.dtype) else "plain"
-    rows = []
+    return [Row(first.operation, name, reason, bytes=ends, ranks=(first.num_ranks, first.num_ranks),
+                nodes=(num_nodes, num_nodes), dtypes=dtypes)
+            for name, reason, ends in _ranges(measured, seconds, shipped, (0, None))]
+
+
+def _ranges(measured: Sequence[Measured], seconds: Sequence[dict[str, float]], incumbent: str,
+            ends: Range) -> Iterator[tuple[str, str, Range]]:
+    """(algorithm, reason, bytes) within `ends`. Behind what not every array or transport has, what to take instead."""
+    chosen = winners(seconds, incumbent)
     for start, stop in _runs(chosen):
-        low = 0 if start == 0 else _between(measured[start - 1], measured[start])
-        high = None if stop == len(chosen) else _between(measured[stop - 1], measured[stop]) - 1
-        middle = (start + stop - 1) // 2
-        rows.append(Row(first.operation, chosen[start], _reason(measured[middle], chosen[start], seconds[middle]),
-                        bytes=(low, high), ranks=(first.num_ranks, first.num_ranks), nodes=(num_nodes, num_nodes),
-                        dtypes=dtypes))
-    return rows
+        low = ends[0] if start == 0 else _between(measured[start - 1], measured[start])
+        high = ends[1] if stop == len(chosen) else _between(measured[stop - 1], measured[stop]) - 1
+        name, middle = chosen[start], (start + stop - 1) // 2
+        yield name, _reason(measured[middle], name, seconds[middle]), (low, high)
+        others = [{n: t for n, t in times.items() if n != name} for times in seconds[start:stop]]
+        if name in WAYS and others[0]:
+            yield from _ranges(measured[start:stop], others, incumbent, (low, high))
 
 
 def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:

@@ -52,6 +52,7 @@ def collectives(
                                        "--ranks ranks and --nodes nodes. Needs neither MPI nor a job.")] = False,
     ranks: Annotated[int, typer.Option(min=1, help="For --draw.")] = 4,
     nodes: Annotated[int, typer.Option(min=1, help="For --draw, of two-level plans.")] = 2,
+    servers: Annotated[int, typer.Option(min=1, help="For --draw, of parameter servers.")] = 1,
 ) -> None:
     """Time every algorithm of every collective, and MPI's own call, side by side on the ranks of this job."""
     from hpctrain import log
@@ -60,7 +61,7 @@ def collectives(
 
     request = _request(operations, dtypes, sizes, algorithms, rounds)
     if draw:
-        _draw(request, ranks, nodes)
+        _draw(request, ranks, nodes, servers)
         return
     context = _start()
     world = _choosing(context, table)
@@ -123,12 +124,19 @@ def choose(
 ) -> None:
     """Say which algorithm a collective would take, and why. Needs neither MPI nor a job."""
     from hpctrain.collectives.choose import Chooser
+    from hpctrain.collectives.way import NATIVE, SHARED
 
     if nodes > ranks:
         raise ConfigError(f"--nodes {nodes} is more than --ranks {ranks}; every node has a rank")
     chooser = Chooser() if table is None else Chooser.load(table)
-    choice = chooser.choose(operation, parse_size(size), ranks, nodes, dtype)
-    typer.echo(f"{choice.algorithm}\n{choice.reason}")
+    cases = {"arrays in shared memory": (NATIVE, SHARED), "other arrays": (NATIVE,),
+             "other arrays, asynchronously": ()}
+    said: dict[tuple[str, str], list[str]] = {}
+    for where, ways in cases.items():
+        choice = chooser.choose(operation, parse_size(size), ranks, nodes, dtype, frozenset(ways))
+        said.setdefault((choice.algorithm, choice.reason), []).append(where)
+    for (algorithm, reason), places in said.items():
+        typer.echo(f"{algorithm}: {', '.join(places) if len(said) > 1 else 'wherever arrays lie'}\n    {reason}")
 
 
 def _request(operations: str, dtypes: str, sizes: str, algorithms: str, rounds: int) -> Request:
@@ -171,7 +179,7 @@ def _start() -> Context:
     return context
 
 
-def _draw(request: Request, num_ranks: int, num_nodes: int) -> None:
+def _draw(request: Request, num_ranks: int, num_nodes: int, num_servers: int) -> None:
     """The plans as text, each on a vector of two elements a rank."""
     from hpctrain.plan.algorithms import ALGORITHMS, make_plan
     from hpctrain.plan.draw import draw
@@ -179,8 +187,9 @@ def _draw(request: Request, num_ranks: int, num_nodes: int) -> None:
     for operation in request.operations:
         for algorithm in request.algorithms_of(operation):
             if algorithm in ALGORITHMS.get(operation, ()):
-                node_size = -(-num_ranks // num_nodes)
-                typer.echo(draw(make_plan(operation, algorithm, num_ranks, 2 * num_ranks, node_size=node_size)) + "\n")
+                plan = make_plan(operation, algorithm, num_ranks, 2 * num_ranks, node_size=-(-num_ranks // num_nodes),
+                                 num_servers=num_servers)
+                typer.echo(draw(plan) + "\n")
 
 
 def _choosing(context: Context, table: Path | None) -> Group:

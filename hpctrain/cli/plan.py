@@ -78,10 +78,12 @@ def _batch_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:
 
 def _memory_rows(config: Config, mesh: Mesh) -> list[tuple[str, str]]:
     """Data parallelism keeps a whole copy of parameters, gradients and optimizer state on every rank."""
+    from hpctrain.train.recipe import make_optimizer
+
     shapes = _parameters(config)
     count = sum(prod(shape) for shape in shapes.values())
     size = 8 if config.run.dtype == "float64" else 4
-    slots = 2 if config.optimizer.kind == "adamw" else int(config.optimizer.momentum > 0)
+    slots = len(make_optimizer(config).slots)
     rows = [("parameters", f"{count:,} in {len(shapes)} tensors ({config.run.dtype})")]
     rows += [(name, _bytes(copies * count * size)) for name, copies in
              (("bytes of parameters", 1), ("bytes of gradients", 1), ("bytes of optimizer state", slots),

@@ -38,12 +38,12 @@ SHIPPED: tuple[Row, ...] = (
         bytes=_up_to(_MIB), ranks=_from(8)),
     Row("broadcast", "ring", "large: pieces follow each other down a chain, so each rank sends the bytes once"),
 
-    *_ways("scatter", 32 * _KIB),
+    *_ways("scatter", 8 * _KIB),
     Row("scatter", "binomial tree", "small, many ranks: lg p rounds instead of p - 1 messages from one rank",
         bytes=_up_to(64 * _KIB), ranks=_from(8)),
     Row("scatter", "naive", "straight to the owner: no byte is passed on"),
 
-    *_ways("gather", 32 * _KIB),
+    *_ways("gather", 8 * _KIB),
     Row("gather", "binomial tree", "small, many ranks: lg p rounds instead of p - 1 messages to one rank",
         bytes=_up_to(64 * _KIB), ranks=_from(8)),
     Row("gather", "naive", "straight to the root: no byte is passed on"),
@@ -76,13 +76,13 @@ SHIPPED: tuple[Row, ...] = (
     Row("reduce_scatter", "rabenseifner", "small, many ranks: lg p rounds", bytes=_up_to(256 * _KIB), ranks=_from(9)),
     Row("reduce_scatter", "pairwise", "every part goes straight to its owner, who adds; the input stays as it is"),
 
-    *_ways("all_gather", 32 * _KIB),
+    *_ways("all_gather", 8 * _KIB),
     Row("all_gather", "naive", "small, few ranks: all messages under way at once, in one round",
         bytes=_up_to(_MIB), ranks=(0, 8)),
     Row("all_gather", "bruck", "small, many ranks: lg p rounds", bytes=_up_to(64 * _KIB), ranks=_from(9)),
     Row("all_gather", "ring", "large: every link carries the fewest bytes there can be, all the time"),
 
-    *_ways("all_to_all", 32 * _KIB),
+    *_ways("all_to_all", 8 * _KIB),
     Row("all_to_all", "naive", "small, few ranks: all messages under way at once, in one round",
         bytes=_up_to(_MIB), ranks=(0, 8)),
     Row("all_to_all", "bruck", "small, many ranks: lg p rounds, though blocks are passed on",

@@ -43,11 +43,12 @@ class Core:
     """The engine of one group. One thread at a time."""
 
     def __init__(self, transport: Transport, arrays_of: ArraysOf, segment_bytes: int, chooser: Chooses | None,
-                 observer: Observer | None, node_size: int | None) -> None:
+                 observer: Observer | None, node_size: int | None, num_servers: int = 1) -> None:
         assert segment_bytes > 0
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.arrays_of, self.segment_bytes = arrays_of, segment_bytes
-        self.chooser, self.observer, self.node_size = chooser, observer, node_size
+        self.chooser, self.observer = chooser, observer
+        self.node_size, self.num_servers = node_size, num_servers
         self.queue, self.scratch = Queue(), Scratch()
         self.num_works = 0
         self.talking = 0  # the observer's number of the latest `observed` call
@@ -86,7 +87,8 @@ class Core:
         if algorithm == "two-level" and node_size is None:
             raise UnsupportedError("algorithm 'two-level' needs a group whose ranks are numbered node by node, with as "
                                    "many on each node but the last")
-        plan = make_plan(operation, algorithm, self.size, shape, root=root, node_size=node_size, block=block)
+        plan = make_plan(operation, algorithm, self.size, shape, root=root, node_size=node_size,
+                         num_servers=min(self.num_servers, self.size), block=block)
         program = plan.program(self.rank)
         combines = any(isinstance(a, Receive) and a.combine for step in program for a in step)
         return Prepared(program, plan.direct, combines)

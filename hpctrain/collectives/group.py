@@ -45,16 +45,19 @@ class Group:
         chooser: see `hpctrain.collectives.choose`; None: one fixed algorithm for each operation.
         observer: see `hpctrain.collectives.recorder`; None costs nothing.
         node_size: ranks of a node, for two-level algorithms, instead of what the transport knows.
+        num_servers: ranks among which the algorithm "parameter server" splits the array.
     """
 
     def __init__(self, transport: Transport, arrays_of: ArraysOf, *, segment_bytes: int = SEGMENT_BYTES,
                  chooser: Chooses | None = None, observer: Observer | None = None,
-                 node_size: int | None = None) -> None:
+                 node_size: int | None = None, num_servers: int = 1) -> None:
+        if num_servers < 1:
+            raise ValueError(f"num_servers = {num_servers} must be at least 1")
         if node_size is not None and node_size < 1:
             raise ValueError(f"node_size = {node_size} must be at least 1")
         self.transport = transport
         self.rank, self.size = transport.rank, transport.size
-        self._core = Core(transport, arrays_of, segment_bytes, chooser, observer, node_size)
+        self._core = Core(transport, arrays_of, segment_bytes, chooser, observer, node_size, num_servers)
 
     # Reductions -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +259,7 @@ class Group:
         if transport is None:
             return None
         made = Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
-                     observer=observer)
+                     observer=observer, num_servers=core.num_servers)
         made._core.queue.progress = core.queue.progress
         return made
 

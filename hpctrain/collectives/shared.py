@@ -28,6 +28,7 @@ from hpctrain.plan.split import part
 __all__ = ["Move", "Near", "Neighbours", "Sum", "all_gather", "all_reduce", "all_to_all", "broadcast", "fetch",
            "reduce", "reduce_scatter", "store"]
 
+LINE_BYTES = 64
 BLOCK_BYTES = 256 * 1024  # its own block and one neighbour's stay in a core's second-level cache
 
 Waits = Generator[Request, None, None]
@@ -135,8 +136,13 @@ class Neighbours:
 
 
 def all_reduce(near: Neighbours, total: Sum, count: int) -> Waits | None:
-    """Each rank reduces its part and stores it everywhere."""
-    start, stop = part(count, len(near.ranks), near.index)
+    """Each rank reduces its part and stores it everywhere.
+
+    Parts are whole cache lines, as those that `plan.shards` gives to ranks: so a sum has the same bits whether all ranks
+    get it or each its own part.
+    """
+    line = max(1, LINE_BYTES // near.num_bytes)
+    start, stop = (min(count, at * line) for at in part(-(-count // line), len(near.ranks), near.index))
     pieces = [near.piece(rank, start, stop) for rank in (near.rank, *near.others)]
     if near.between is not None:
         return _across(near, total, pieces, near.between)

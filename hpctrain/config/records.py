@@ -95,14 +95,15 @@ class Batch:
 class Optimizer:
     """The update rule."""
 
-    kind: str = option("adamw", "adamw, or sgd with momentum.", legal=("adamw", "sgd"))
+    kind: str = option("adamw", "adamw, adam (L2 in the gradient), lamb, muon (adamw for all but matrices), or "
+                       "sgd with momentum.", legal=("adamw", "adam", "lamb", "muon", "sgd"))
     lr: float = option(1e-3, "Learning rate at schedule factor 1.", low=0.0)
-    beta1: float = option(0.9, "Decay of AdamW's first moment.", low=0.0, high=1.0)
-    beta2: float = option(0.95, "Decay of AdamW's second moment.", low=0.0, high=1.0)
-    eps: float = option(1e-8, "Added to AdamW's denominator.", low=0.0)
+    beta1: float = option(0.9, "First decay rate of moments, of all kinds but sgd.", low=0.0, high=1.0)
+    beta2: float = option(0.95, "Second decay rate of moments, of all kinds but sgd.", low=0.0, high=1.0)
+    eps: float = option(1e-8, "Added to the denominator, of all kinds but sgd.", low=0.0)
     weight_decay: float = option(0.1, "Decay of matrices (not of biases and norms).", low=0.0)
-    momentum: float = option(0.9, "Momentum of sgd.", low=0.0, high=1.0)
-    nesterov: bool = option(False, "Nesterov momentum for sgd.")
+    momentum: float = option(0.9, "Momentum of sgd and of muon's matrices.", low=0.0, high=1.0)
+    nesterov: bool = option(False, "Nesterov momentum for sgd; muon always has it.")
     clip_norm: float | None = option(1.0, "Gradients of a larger global norm are scaled down to it; 0: off.", low=0.0)
 
 

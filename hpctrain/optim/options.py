@@ -91,7 +91,7 @@ class Muon(_Adam):
     momentum: float = 0.95
     nesterov: bool = True
     num_steps: int = 5
-    adamw: tuple[str, ...] = ("*embed*", "*head*")
+    adamw: tuple[str, ...] = ("*embed*", "*place.*", "*wte*", "*wpe*", "*head.*")
 
     ownership: ClassVar[Ownership] = "tensor"
     rule: ClassVar[str] = "adamw"

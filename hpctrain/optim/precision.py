@@ -70,7 +70,8 @@ class Precision:
         the arithmetic. What is summed up (accumulate, reduce, master) is float32 for half types, else as the others.
 
         Raises:
-            ConfigError: a type cannot hold the values of the one that it is filled from.
+            ConfigError: a type cannot hold the values of the one that it is filled from, or masters of float16, in
+                which the optimizer's states (squares of gradients) and small updates are lost.
         """
         compute = self.compute or self.parameter or dtype
         parameter = self.parameter or compute
@@ -85,6 +86,9 @@ class Precision:
                 legal = choices(name for name in FLOATS if _holds(name, needed))
                 raise ConfigError(f"precision.{wide} = {given!r} cannot hold the values of precision.{narrow} = "
                                   f"{needed!r}; legal are {legal}")
+        if resolved.master == "float16":
+            raise ConfigError("precision.master = 'float16' is not legal; legal are "
+                              f"{choices(name for name in FLOATS if name != 'float16')}")
         return resolved
 
 

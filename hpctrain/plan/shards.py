@@ -3,10 +3,11 @@
     buffer      |<- bucket 1 ---------------->|<- bucket 0 --------------->|
     owner       |0      |1      |2      |3    |0      |1      |2     |3    |
 
-Every bucket is shared out over all ranks, so that each reduce-scatter keeps all of them busy. The one record is read by
-reduction, update, norm, checkpoint and memory report: an element counts on its owner and nowhere else. Where an
-optimizer needs whole tensors the borders are those of tensors, and ranks may own nothing of a bucket. Pure, standard
-library only.
+Every bucket is shared out over all ranks, so that each reduce-scatter keeps all of them busy, at multiples of 64 bytes:
+so two ranks never write one cache line, and arithmetic in vectors gives the same bits wherever borders are. The one
+record is read by reduction, update, norm, checkpoint and memory report: an element counts on its owner and nowhere
+else. Where an optimizer needs whole tensors the borders are those of tensors. Ranks may own nothing of a bucket. Pure,
+standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hpctrain.plan.flat import Bucket, FlatLayout
+from hpctrain.dtypes import dtype_of
+from hpctrain.plan.flat import ALIGNMENT, Bucket, FlatLayout
 from hpctrain.plan.split import bounds as split_bounds
 
 __all__ = ["Range", "Shards", "make_shards"]
@@ -59,7 +61,9 @@ def make_shards(layout: FlatLayout, buckets: Sequence[Bucket], num_ranks: int, *
                 whole_tensors: bool = False) -> Shards:
     """Shares every bucket out: evenly, or with `whole_tensors` at tensor borders, balanced over all buckets."""
     if not whole_tensors:
-        cuts = tuple(tuple(b.start + at for at in split_bounds(b.stop - b.start, num_ranks)) for b in buckets)
+        unit = max(1, ALIGNMENT // dtype_of(layout.dtype).num_bytes)
+        cuts = tuple(tuple(b.start + at * unit for at in split_bounds((b.stop - b.start) // unit, num_ranks))
+                     for b in buckets)
         return Shards(layout, tuple(buckets), cuts)
     loads = [0] * num_ranks
     return Shards(layout, tuple(buckets), tuple(_between_tensors(layout, bucket, loads) for bucket in buckets))

@@ -15,7 +15,7 @@ from hpctrain.contracts import Model
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.models.mlp_shape import MLPShape
-from hpctrain.optim.options import SGD, AdamW, Optimizer
+from hpctrain.optim.options import LAMB, SGD, Adam, AdamW, Muon, Optimizer
 from hpctrain.optim.schedule import Constant, Schedule, WarmupCosine, WarmupLinear
 
 __all__ = ["Recipe", "gpt_shape", "make_optimizer", "make_recipe", "make_schedule", "mlp_shape"]
@@ -77,11 +77,15 @@ def _mlp(config: Config) -> Recipe:
     return Recipe(model, lambda sample: rows(sample, config.model.context), None)
 
 
+_ADAMS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "adam": Adam, "lamb": LAMB, "muon": Muon}
+
+
 def make_optimizer(config: Config) -> Optimizer:
     """The optimizer of the [optimizer] section."""
     o = config.optimizer
-    if o.kind == "adamw":
-        return AdamW(lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay)
+    if o.kind != "sgd":
+        more = {"momentum": o.momentum} if o.kind == "muon" else {}
+        return _ADAMS[o.kind](lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay, **more)
     return SGD(lr=o.lr, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay)
 
 

@@ -198,7 +198,7 @@ class Gradients:
         self._num_started = 0
         for bucket in self._buckets:
             bucket.seen.clear()
-            bucket.missing = set(bucket.slots)
+            bucket.missing = {name for name, (start, stop) in bucket.slots.items() if start < stop}
 
     def _start_rest(self) -> None:
         while self._num_started < len(self._buckets):

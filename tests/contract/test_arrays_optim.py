@@ -132,3 +132,19 @@ def test_orthogonalize(arrays: Any, shape: tuple[int, int]) -> None:
     zero = arrays.zeros(shape[0] * shape[1], "float64")
     arrays.orthogonalize(zero, shape, 5)
     assert (to_numpy(zero) == 0).all()
+
+
+@pytest.mark.parametrize("rule", SLOTS)
+@pytest.mark.parametrize("gradient", ["bfloat16", "float32"])
+def test_masters_of_bfloat16(arrays: Any, rule: str, gradient: str) -> None:
+    wide = np.linspace(-3, 3, 101)
+    p, g, wide_g = (as_library(wide.astype(np.float32), arrays.name) for _ in range(3))
+    half, half_g = arrays.empty(101, "bfloat16"), arrays.empty(101, "bfloat16")
+    arrays.assign(half, p)
+    arrays.assign(half_g, g)
+    numbers = UpdateNumbers(rule, 0.25, scale=0.5, weight_decay=0.125, momentum=0.5, nesterov=True)
+    other = half_g if gradient == "bfloat16" else wide_g
+    for masters, gradients, dtype in ((p, g, "float32"), (half, other, "bfloat16")):
+        arrays.update(numbers, [masters], [gradients], [[arrays.zeros(101, dtype)] for _ in range(SLOTS[rule])])
+    np.testing.assert_allclose(to_numpy(half).astype(float), to_numpy(p), atol=0.05)
+    assert np.abs(to_numpy(half).astype(float) - wide).max() > 0.2

@@ -100,6 +100,9 @@ def test_draw_needs_no_mpi(tmp_path):
         "    0   0 > 1    1 > 2    2 > 0",
         "    1   2 > 1    0 > 2    1 > 0",
     ], job.text
+    draw[-3:] = ["all_reduce", "--algorithms", "parameter server", "--servers", "2"]
+    job = python(["-c", blocked, *draw], tmp_path).finish()
+    assert job.code == 0 and job.stdout.split("\n")[2].count("+>") == 4, job.text  # two servers hear of two ranks each
     everything = python(["-c", blocked, "bench", "collectives", "--draw", "--ranks", "5"], tmp_path).finish()
     assert everything.code == 0 and "two-level all_reduce, 5 ranks" in everything.stdout, everything.text
 

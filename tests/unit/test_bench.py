@@ -134,6 +134,24 @@ def test_what_is_not_offered_at_some_size_is_no_winner_there():
     assert "next" not in tuned_rows([measured("all_gather", 1 << 14, 2, {"ring": [3e-5]})], 1)[0].reason
 
 
+def test_behind_what_not_every_call_has_comes_the_next_best():
+    times = [{"ring": 3e-5, "naive": 2e-5, "native": 1e-5}, {"ring": 3e-4, "naive": 5e-4, "native": 1e-4},
+             {"ring": 4e-3, "naive": 9e-3, "native": 2e-3, "shared memory": 1e-3}]
+    rows = tuned_rows([measured("all_gather", 1 << 10 << 4 * k, 2, {name: [t] for name, t in each.items()})
+                       for k, each in enumerate(times)], 1)
+    check_rows(rows, "tuned")
+    assert [row.algorithm for row in rows] == ["native", "naive", "ring", "shared memory", "native", "ring"]
+
+    def choices_of(num_bytes):
+        chooser = Chooser(rows)
+        return [chooser.choose("all_gather", num_bytes, 2, 1, "int8", frozenset(ways)).algorithm
+                for ways in (["native", "shared memory"], ["native"], [])]
+
+    assert choices_of(1 << 10) == ["native", "native", "naive"]
+    assert choices_of(1 << 14) == ["native", "native", "ring"]
+    assert choices_of(1 << 18) == ["shared memory", "native", "ring"]
+
+
 def test_two_levels_on_one_node_are_no_winner():
     times = {"ring": [2e-5] * 3, "two-level": [1e-5] * 3}
     one = measured(times=times)

@@ -48,6 +48,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(name: str, meant: str) -> Non
     ({"compute": "bfloat16", "accumulate": "float16"}, "accumulate = 'float16' cannot hold .*compute = 'bfloat16'"),
     ({"compute": "bfloat16", "reduce": "float64"}, "accumulate = 'float32' cannot hold .*reduce = 'float64'"),
     ({"parameter": "float16", "compute": "bfloat16"}, "legal are .*'float32'.*'bfloat16'"),
+    ({"parameter": "float16", "master": "float16"}, "precision.master = 'float16' is not legal; .*'float32'"),
 ])
 def test_types_that_lose_values_are_refused(options: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

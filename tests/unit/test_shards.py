@@ -38,15 +38,15 @@ def test_every_element_and_every_empty_tensor_has_one_owner(counts: tuple[int, .
 
 def test_each_bucket_is_shared_out_over_all_ranks() -> None:
     layout = layout_of(160, 160, 160)
-    shards = make_shards(layout, make_buckets(layout, 640), 3)
-    assert shards.bounds == ((320, 374, 427, 480), (160, 214, 267, 320), (0, 54, 107, 160))
-    assert shards.owned(1) == ((54, 107), (214, 267), (374, 427)) and shards.counts(0) == [54, 53, 53]
+    shards = make_shards(layout, make_buckets(layout, 640), 3)  # 10 units of 16 elements each
+    assert shards.bounds == ((320, 384, 432, 480), (160, 224, 272, 320), (0, 64, 112, 160))
+    assert shards.owned(1) == ((64, 112), (224, 272), (384, 432)) and shards.counts(0) == [64, 48, 48]
 
 
-def test_more_ranks_than_elements_leaves_some_without() -> None:
-    layout = layout_of(2)
-    shards = make_shards(layout, make_buckets(layout, 1), 20)
-    assert [shards.owned(rank) for rank in (15, 16, 19)] == [((15, 16),), (), ()]
+def test_more_ranks_than_cache_lines_leaves_some_without() -> None:
+    layout = layout_of(2, 16)
+    shards = make_shards(layout, make_buckets(layout, 1 << 20), 4)
+    assert [shards.owned(rank) for rank in range(4)] == [((0, 16),), ((16, 32),), (), ()]
 
 
 def test_whole_tensors_are_balanced_over_all_buckets() -> None:
