@@ -3,8 +3,9 @@
     forward    before(u) | forward of the module | after(u)
     backward   gradient of an output comes: before(u) | its graph, backwards | after(u): gradient of an input comes
 
-autograd runs what was recorded later first. So once the gradient of some input of a call goes further down, to what was
-recorded before the call, all that the call recorded is done. Where no input has a graph the end of this backward counts.
+autograd runs what was recorded later first. So once the gradient of some input of a call goes further down, to what
+was recorded before the call, all that the call recorded is done. Where no input has a graph, the end of this backward
+counts.
 
 Owns hooks and the calls under way. Must not know where parameters come from.
 """

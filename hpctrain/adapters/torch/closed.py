@@ -8,7 +8,7 @@ not know why they are elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -70,7 +70,7 @@ class ClosedParameter(torch.nn.Parameter):
             memo[id(self)] = copy
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Values that are not here cannot be written."""
         _fetched("pickle", (self,))
         return super().__reduce_ex__(protocol)
@@ -88,8 +88,9 @@ def _fetched(func: Any, tensors: tuple[torch.Tensor, ...]) -> Heard | None:
         what = func if isinstance(func, str) else getattr(func, "__name__", str(func))
         if what in ("__get__", "__set__"):
             what = f"the attribute {func.__self__.__name__!r}"
-        raise UnsupportedError(f"parameter {record.name!r} of shape {tuple(closed[0].shape)} was touched by {what} while "
-                               f"its values are not here: {record.why}")
+        shape = tuple(closed[0].shape)
+        raise UnsupportedError(f"parameter {record.name!r} of shape {shape} was touched by {what} while its values are "
+                               f"not here: {record.why}")
     return heard
 
 

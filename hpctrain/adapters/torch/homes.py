@@ -10,7 +10,6 @@ Owns the parameters' `data`. Must not know when a unit is open, or who fills it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from hpctrain.plan.placement import Placement
 
 __all__ = ["Loss", "TorchModel"]
 
-_SPREAD = ("they are spread over the ranks (zero.stage = 3, zero.share = 'none') and here only for calls of the module "
-           "that owns them. To read them elsewhere: `with hpctrain.torch.gathered(trainer):`. For a module whose forward "
-           "reads parameters of its children: hpctrain.torch.adapt(..., units=[name of that module])")
+_SPREAD = ("it is spread over the ranks (zero.stage = 3, zero.share = 'none') and whole only in calls of the module "
+           "that owns it. To read it elsewhere: `with hpctrain.torch.gathered(trainer):`. If the forward of another module "
+           "above it reads it: `hpctrain.torch.adapt(..., units=[name of that module])`")
 
 #: `loss(module, micro_batch) -> (loss_sum, weight)`: a tensor of one element, and how much it weighs (tokens, samples).
 Loss = Callable[[torch.nn.Module, Any], tuple[torch.Tensor, float]]
@@ -66,7 +67,7 @@ class TorchModel:
 
     def bind(self, name: str, parameter: torch.Tensor) -> None:
         """Moves the parameter into the flat view and, unless frozen, hooks its gradient."""
-        self._homes.bind(name, parameter, lambda p, name=name: self._accumulated(name, p))
+        self._homes.bind(name, parameter, partial(self._accumulated, name))
 
     def check(self) -> None:
         """Refuses parameters that were moved, replaced, frozen or thawed since this was made."""
@@ -92,7 +93,7 @@ class TorchModel:
     def close(self, unit: int) -> None:
         """Takes the memory of the unit's parameters."""
         for name in self.units[unit]:
-            self._homes.close(name, lambda home, name=name: Closed(name, _SPREAD, home))
+            self._homes.close(name, partial(Closed, name, _SPREAD))
 
     def buffers(self) -> Mapping[str, torch.Tensor]:
         """The module's persistent buffers (running statistics), as the state dict names them."""

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -168,7 +169,7 @@ class Partitioner:
         start, stop = cuts[self.collectives.rank], cuts[self.collectives.rank + 1]
         own = parameter.detach().reshape(-1)[start:stop].clone()
         parameter.data = shell_of(parameter)
-        parameter.__dict__[_PART] = _Part(own, [b - a for a, b in zip(cuts, cuts[1:], strict=False)], self)
+        parameter.__dict__[_PART] = _Part(own, [b - a for a, b in pairwise(cuts)], self)
         close_parameter(parameter, _Partitioned(name, type(parameter), self))
 
 

@@ -43,7 +43,7 @@ def find_units(module: torch.nn.Module, names: dict[torch.nn.Parameter, str],
         patterns: globs of module names ("" is the whole model). A module that matches is a user of all parameters
             beneath it, but for those beneath a match further down. The rule above is for parameters under no match.
     """
-    paths = {path: part for path, part in module.named_modules(remove_duplicate=False)}
+    paths = dict(module.named_modules(remove_duplicate=False))
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
             raise ConfigError(f"units has {pattern!r}, which matches no module{nearest(pattern, paths)}; legal are "
