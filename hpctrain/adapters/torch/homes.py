@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hpctrain.adapters.torch.closed import Closed, close_parameter, open_parameter, shell_of
+from hpctrain.adapters.torch.closed import Closed, close_parameter, closed_of, open_parameter, shell_of
 from hpctrain.adapters.torch.partition import gather_parameter
 from hpctrain.errors import ConfigError
 
@@ -83,7 +83,7 @@ class Homes:
     def close(self, name: str, record: Callable[[type], Closed]) -> None:
         """Takes the parameter's memory; touching it says so. Nothing happens where others have moved it since."""
         held = self._parameters[name]
-        if self._homes.pop(name, None) != held.data_ptr():
+        if closed_of(held) is not None or self._homes.pop(name, None) != held.data_ptr():
             return
         if name not in self._lent:
             self._lent[name] = shell_of(held)
