@@ -138,8 +138,8 @@ class Neighbours:
 def all_reduce(near: Neighbours, total: Sum, count: int) -> Waits | None:
     """Each rank reduces its part and stores it everywhere.
 
-    Parts are whole cache lines, as those that `plan.shards` gives to ranks: so a sum has the same bits whether all ranks
-    get it or each its own part.
+    Parts are whole cache lines, as those that `plan.shards` gives to ranks: so a sum has the same bits whether all
+    ranks get it or each its own part.
     """
     line = max(1, LINE_BYTES // near.num_bytes)
     start, stop = (min(count, at * line) for at in part(-(-count // line), len(near.ranks), near.index))

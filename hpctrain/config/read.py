@@ -124,7 +124,8 @@ def _checked(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any
         raise ConfigError(f"{name} = {value!r} must be {words[kind]}")
     legal, low, high = limits["legal"], limits["low"], limits["high"]
     if legal and value not in legal:
-        raise ConfigError(f"{name} = {value!r}{nearest(str(value), legal)} is not legal; legal are {choices(legal)}")
+        raise ConfigError(f"{name} = {value!r}{nearest(str(value), map(str, legal))} is not legal; legal are "
+                          f"{choices(legal)}")
     if kind is float and not isfinite(value):
         raise ConfigError(f"{name} = {value!r} must be a finite number")
     if low is not None and value < low:

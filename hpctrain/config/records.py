@@ -13,8 +13,8 @@ from typing import Any
 from hpctrain.config.mesh import fill_mesh
 from hpctrain.plan.mesh import Mesh
 
-__all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer", "Run",
-           "Schedule", "option"]
+__all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Optimizer", "Precision",
+           "Run", "Schedule", "Zero", "option"]
 
 
 def option(
@@ -118,6 +118,39 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Zero:
+    """What a rank keeps for its own ranges only, of what all ranks need (docs/zero.md)."""
+
+    stage: int = option(0, "0: everything is kept whole; 1: optimizer states are not; 2: nor gradients; 3: nor "
+                        "parameters.", legal=(0, 1, 2, 3))
+    share: str = option("auto", "Where stage 3 has parameters: once per node, in shared memory (node), or on their "
+                        "owners alone (none).", legal=("auto", "node", "none"))
+    accumulate: str = option("reduce", "Stages 2 and 3, several micro-batches: send each one's gradient to its owners "
+                             "(reduce), or keep a whole one and send it once (buffer).", legal=("reduce", "buffer"))
+    threshold: int = option(10_000, "Stage 3, share none: units of the model with fewer elements stay whole.", low=0)
+    bucket_bytes: int = option(8 << 20, "Gradients are reduced in pieces of at least this size.", low=1)
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Element types other than run.dtype; those not given follow from compute."""
+
+    compute: str | None = option(None, "Of the model's parameters and arithmetic; run.dtype when not given.",
+                                 legal=_FLOATS)
+    accumulate: str | None = option(None, "In which gradients are added up; float32 for half types.", legal=_FLOATS)
+    reduce: str | None = option(None, "In which gradients are sent; as accumulate when not given.", legal=_FLOATS)
+    master: str | None = option(None, "Of the values that the optimizer updates, and its states; float32 for half "
+                                "types.", legal=_FLOATS)
+    loss_scale: float | None = option(None, "A fixed factor on the loss; dynamic for float16 when not given, else 1.",
+                                      low=0.0)
+    non_finite: str = option("skip", "A step whose loss or gradient is not finite: skip its update, stop, or ignore "
+                             "it.", legal=("skip", "stop", "ignore"))
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Checkpoints, in OUT/checkpoints. There is one at the end of every run too."""
 
@@ -149,6 +182,8 @@ class Config:
     batch: Batch = field(default_factory=Batch)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    zero: Zero = field(default_factory=Zero)
+    precision: Precision = field(default_factory=Precision)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     log: Log = field(default_factory=Log)
 
@@ -161,5 +196,5 @@ class Config:
 #: Section name -> its record.
 SECTIONS: dict[str, type] = {
     "run": Run, "model": Model, "data": Data, "mesh": MeshAxes, "batch": Batch, "optimizer": Optimizer,
-    "schedule": Schedule, "checkpoint": Checkpoint, "log": Log,
+    "schedule": Schedule, "zero": Zero, "precision": Precision, "checkpoint": Checkpoint, "log": Log,
 }

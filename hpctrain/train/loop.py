@@ -122,7 +122,8 @@ class Loop:
             self.evaluate(0)
         self.save()
         summary = self._summary(finished=not stopped)
-        lines = world.on_root(lambda: self._write_results(summary))
+        with self.session.trainer.gathered():  # the model writes a sample
+            lines = world.on_root(lambda: self._write_results(summary))
         display.close()
         for line in lines:
             display.note(line)

@@ -7,7 +7,7 @@ Only the library of the model that is asked for is imported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.config.records import Config
@@ -15,10 +15,14 @@ from hpctrain.contracts import Model
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.models.mlp_shape import MLPShape
+from hpctrain.optim.loss_scale import LossScale
 from hpctrain.optim.options import LAMB, SGD, Adam, AdamW, Muon, Optimizer
+from hpctrain.optim.precision import Precision
 from hpctrain.optim.schedule import Constant, Schedule, WarmupCosine, WarmupLinear
+from hpctrain.zero.options import Zero
 
-__all__ = ["Recipe", "gpt_shape", "make_optimizer", "make_recipe", "make_schedule", "mlp_shape"]
+__all__ = ["Recipe", "gpt_shape", "make_loss_scale", "make_optimizer", "make_precision", "make_recipe", "make_schedule",
+           "make_zero", "mlp_shape"]
 
 NO_DECAY = ("*.bias", "*norm.weight")
 
@@ -96,3 +100,20 @@ def make_schedule(config: Config) -> Schedule:
     if s.kind == "constant":
         return Constant()
     return (WarmupCosine if s.kind == "cosine" else WarmupLinear)(s.warmup, total, s.floor)
+
+
+def make_zero(config: Config) -> Zero:
+    """The options of the [zero] section."""
+    return Zero(**asdict(config.zero))
+
+
+def make_precision(config: Config) -> Precision:
+    """The types of the [precision] section."""
+    p = config.precision
+    return Precision(compute=p.compute, accumulate=p.accumulate, reduce=p.reduce, master=p.master)
+
+
+def make_loss_scale(config: Config) -> LossScale | None:
+    """The loss scale of the [precision] section; None: as the types need it."""
+    scale = config.precision.loss_scale
+    return None if scale is None else LossScale.fixed(scale)

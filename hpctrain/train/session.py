@@ -19,7 +19,15 @@ from hpctrain.data.text import TokenWindows, bigram_entropy
 from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.batch import Batch, solve_batch
 from hpctrain.plan.mesh import Mesh
-from hpctrain.train.recipe import Recipe, make_optimizer, make_recipe, make_schedule
+from hpctrain.train.recipe import (
+    Recipe,
+    make_loss_scale,
+    make_optimizer,
+    make_precision,
+    make_recipe,
+    make_schedule,
+    make_zero,
+)
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
@@ -98,7 +106,7 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
         check_trainable(mesh)
         batch = solve_batch(mesh.length("data"), size=config.batch.global_, micro=config.batch.micro,
                             accumulation=config.batch.accumulation)
-        optimizer, schedule = make_optimizer(config), make_schedule(config)
+        optimizer, schedule, zero = make_optimizer(config), make_schedule(config), make_zero(config)
     if resume == "none":
         world.on_root(lambda: clear_or_refuse(config, restart))
     found = world.on_root(lambda: locate(config.data.store))
@@ -108,7 +116,8 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
         train, validation = (TokenWindows(tokens, config.length) for tokens in (store.train, store.validation))
         recipe = make_recipe(config)
     trainer = context.trainer(recipe.model, optimizer=optimizer, schedule=schedule,
-                              clip_norm=config.optimizer.clip_norm or None)
+                              clip_norm=config.optimizer.clip_norm or None, zero=zero, precision=make_precision(config),
+                              loss_scale=make_loss_scale(config), non_finite=config.precision.non_finite)
     samples = {"seed": config.run.seed, "length": config.length, "tokens": store.hash}
     position = Position()
     if resume != "none":
@@ -163,7 +172,7 @@ def _resume(config: Config, trainer: Trainer, samples: dict[str, Any], resume: s
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Options that are not what they were; those of [log] and [checkpoint] change nothing that is learned."""
     changed = []
-    for section in ("run", "model", "data", "batch", "optimizer", "schedule"):
+    for section in ("run", "model", "data", "batch", "optimizer", "schedule", "precision"):
         for key in {**old.get(section, {}), **new[section]}:
             before, now = old.get(section, {}).get(key), new[section].get(key)
             if before != now:

@@ -73,6 +73,19 @@ def reaches(folder, name, step):
     return any(json.loads(line)["step"] >= step for line in whole)
 
 
+def test_spread_over_ranks_in_half_precision_and_resumed_at_another_stage(folder):
+    pytest.importorskip("torch")
+    train = [*write_config(folder, steps=40), "--set", "precision.compute=bfloat16", "--set", "zero.stage=3"]
+    spread = ["--set", "zero.share=none", "--set", "zero.threshold=0", "--set", "run.steps=20"]
+    first = mpirun(2, [*train, *spread], folder, environ=ONE_THREAD).finish()
+    assert first.code == 0, first.text
+    assert (folder / "runs/tiny/sample.txt").exists()  # the model ran on one rank, outside of the trainer
+    later = mpirun(3, [*train, "--resume", "auto"], folder, environ=ONE_THREAD).finish()
+    assert later.code == 0 and "resumed at step 20 " in later.stdout, later.text
+    found = losses(folder, "tiny")
+    assert list(found) == list(range(1, 41)) and found[40] < 0.8 * found[1]
+
+
 def test_killed_stopped_and_resumed_on_2_3_1_ranks_is_the_unbroken_run(folder):
     pytest.importorskip("torch")
     # In float64, rounding stays far below what a sample lost or seen twice would do, over all 140 steps.

@@ -205,7 +205,8 @@ def test_bytes_on_the_wire(num_ranks: int, stage: int, accumulation: int, factor
 
 
 def test_zero_options_name_themselves() -> None:
-    for options, word in [({"stage": 4}, "zero.stage = 4"), ({"share": "nod"}, "'node'"), ({"threshold": -1}, "threshold"),
+    for options, word in [({"stage": 4}, "zero.stage = 4"), ({"share": "nod"}, "'node'"),
+                          ({"threshold": -1}, "threshold"),
                           ({"accumulate": "no"}, "'reduce' or 'buffer'"), ({"bucket_bytes": 0}, "bucket_bytes")]:
         with pytest.raises(ConfigError, match=word):
             Zero(**options)
@@ -215,7 +216,8 @@ def test_sharing_where_there_is_nothing_to_share_is_refused_on_all_ranks() -> No
     def run(transport: Any) -> None:
         def make(share: str) -> Trainer:
             model = hpctrain.torch.adapt(parity.TinyNet(), parity.torch_loss)
-            return Trainer(parity.context_of(transport), model, optimizer=hpctrain.AdamW(), zero=Zero(3, share, threshold=0))
+            return Trainer(parity.context_of(transport), model, optimizer=hpctrain.AdamW(),
+                           zero=Zero(3, share, threshold=0))
 
         with pytest.raises(ConfigError, match="'none' or 'auto'"):
             make("node")
@@ -244,6 +246,15 @@ def test_spread_parameters_are_not_there_outside_of_a_pass() -> None:
     run_threads(2, run)
 
 
+def noted(log: list[str], name: str, call: Any) -> Any:
+    """`call`, which is noted in `log`."""
+    def calling(unit: int) -> Any:
+        log.append(f"{name} {unit}")
+        return call(unit)
+
+    return calling
+
+
 def test_the_next_unit_comes_while_this_one_computes() -> None:
     def run(transport: Any) -> list[str]:
         network, log = even_network(), list[str]()
@@ -252,11 +263,7 @@ def test_the_next_unit_comes_while_this_one_computes() -> None:
         units = trainer._flat.units
         assert units is not None
         for owner, name in ((units, "_start"), (network, "open"), (network, "close")):
-            def noted(unit: int, name: str = name, call: Any = getattr(owner, name)) -> Any:
-                log.append(f"{name.strip('_')} {unit}")
-                return call(unit)
-
-            setattr(owner, name, noted)
+            setattr(owner, name, noted(log, name.strip("_"), getattr(owner, name)))
         trainer.step([(np.ones((2, 96)), np.zeros((2, 96)))])
         del log[:]
         trainer.step([(np.ones((2, 96)), np.zeros((2, 96)))])

@@ -57,7 +57,9 @@ def test_config_survives_json():
     ({"mesh": {"tensor": 0}}, ["mesh.tensor = 0", "at least 1"]),
     ({"mesh": {"data": True}}, ["mesh.data = True"]),
     ({"run": 3}, ["[run]", "3"]),
-    ({"zero": {"stage": 1}}, ["[zero]", "unknown"]),
+    ({"zeros": {"stage": 1}}, ["[zeros]", "unknown", "did you mean 'zero'?"]),
+    ({"zero": {"stage": 4}}, ["zero.stage = 4", "0, 1, 2 or 3"]),
+    ({"precision": {"compute": "float8"}}, ["precision.compute = 'float8'", "'bfloat16'"]),
 ])
 def test_wrong_words_are_refused_and_named(table, words):
     with pytest.raises(ConfigError) as caught:
