@@ -36,7 +36,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks between two matrices; the blocks are called in the way that `call` says."""
 
-    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor] = lambda block, x: block(x), *, rounds: int = 1,
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__, *, rounds: int = 1,
                  in_place: bool = False, num_frozen: int = 0) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
@@ -122,7 +122,7 @@ class Answer:
 
 
 class Odd(nn.Module):
-    """Parameters of its own, read before and after children; computed weights; nests and no tensor at all as outputs."""
+    """Parameters of its own, read before and after children; computed weights; nests and None as outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def whole_again(block: nn.Module, x: Tensor) -> Tensor:
 
 
 def whole_again_reentrant(block: nn.Module, x: Tensor) -> Tensor:
-    return checkpoint(block, x, use_reentrant=True)
+    return checkpoint(block, x, use_reentrant=True) if x.requires_grad else block(x)
 
 
 #: Each makes a module that maps (samples, 4, WIDTH) to the same shape.
@@ -169,6 +169,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "rounds": lambda: Stack(rounds=2),
     "checkpoint": lambda: Stack(whole_again, rounds=2),
     "reentrant": lambda: Stack(whole_again_reentrant),
+    "reentrant, frozen below": lambda: Stack(whole_again_reentrant, num_frozen=2),
     "inner checkpoint": InnerCheckpoint,
     "in place": lambda: Stack(in_place=True),
     "frozen below": lambda: Stack(num_frozen=3),

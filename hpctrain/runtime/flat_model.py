@@ -100,6 +100,8 @@ class FlatModel:
         units = [u for u, members in enumerate(self.model.units) if not set(wanted).isdisjoint(members)]
         if self.units is not None:
             self.units.open_all(units)
+        if modify is not None:
+            self.group.barrier()  # where memory is shared, others may still read
         try:
             yield self.model
             if modify is not None:

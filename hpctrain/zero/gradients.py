@@ -100,7 +100,7 @@ class Gradients:
         count, dtype = region.layout.count, region.types.accumulate
         if self._whole:
             memory = self._group.transport.allocate(count * dtype_of(dtype).num_bytes)
-            return Held(((0, count),), self._arrays.from_memory(memory, dtype))
+            return Held(((0, count),), self._arrays.from_memory(memory, dtype), whole=True)
         ranges = region.shards.owned(self._group.rank)
         return Held(ranges, self._arrays.zeros(num_elements(ranges), dtype))
 

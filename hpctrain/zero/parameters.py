@@ -74,13 +74,13 @@ class Parameters:
             memory = transport.allocate(largest * size)[: num_elements(ranges) * size]
             return Held(ranges, self._arrays.from_memory(memory, layout.dtype))
         memory = transport.allocate(layout.count * size) if shared is None else shared
-        return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype))
+        return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype), whole=True)
 
     def _make_master(self, region: Region, held: Held) -> Held:
         if region.frozen or region.types.master == region.types.compute:
             return held
         ranges = region.updated_by(self._group.rank, self._stage)
-        return Held(ranges, self._arrays.zeros(num_elements(ranges), region.types.master))
+        return Held(ranges, self._arrays.zeros(num_elements(ranges), region.types.master), whole=self._stage == 0)
 
     def _take_values(self, region: Region, held: Held, master: Held) -> None:
         """Bucket by bucket: rank 0's values to all, the model's parameters to their new home."""

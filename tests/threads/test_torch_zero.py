@@ -84,7 +84,7 @@ def test_units_are_closed_when_they_are_not_used(name: str) -> None:
         return most, len(model.units)
 
     most, total = run_threads(2, run)[0]
-    assert total > 2 and most <= {"ties": 3, "odd": 4, "rounds": 2}.get(name, 2), (most, total)
+    assert total >= 4 and most == {"ties": 3, "odd": 2, "inner checkpoint": 2}.get(name, 1), (most, total)
 
 
 def shells(trainer: Trainer) -> list[torch.Tensor]:
@@ -129,7 +129,7 @@ def test_touching_a_closed_parameter_says_so() -> None:
         module.zero_grad()
         twin = copy.deepcopy(module)
         assert [p.shape for p in twin.parameters()] == [p.shape for p in module.parameters()]
-        with pytest.raises(UnsupportedError, match=r"'blocks\.1\.up\.weight'.*deep copy"):
+        with pytest.raises(UnsupportedError, match=r"'first\.weight'.*deep copy"):
             twin(torch.ones(1, 6).double())
         with pytest.raises(UnsupportedError, match="outside of the trainer"):
             module(torch.ones(1, 6).double())
@@ -193,7 +193,8 @@ def test_gathered_reads_and_changes(zero: Zero) -> None:
         result = trainer.step(share(transport, torch_models.batches(1, 4, torch.float32)[0]))
         assert result.update == 1
         assert not (dict(trainer.parameters())["first.weight"] == 7).any()
-        for options, text in [({"names": ["first.weigh"]}, "did you mean 'first.weight'"), ({"modify": 9}, "modify = 9")]:
+        wrong: list[Any] = [({"names": ["first.weigh"]}, "did you mean 'first.weight'"), ({"modify": 9}, "modify = 9")]
+        for options, text in wrong:
             with pytest.raises(ConfigError, match=text), hpctrain.torch.gathered(trainer, **options):
                 pass
 

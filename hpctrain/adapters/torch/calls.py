@@ -31,7 +31,7 @@ class _Call:
         self._has_end = bool(inputs)
         self._is_open = False
         for tensor in inputs:
-            tensor.register_hook(self._leaves)
+            _hook_first(tensor, self._leaves)
 
     def reaches(self, outputs: Sequence[torch.Tensor]) -> None:
         """The module gave these: their gradients start the call's backward."""
@@ -55,6 +55,19 @@ class _Call:
         if self._is_open:
             self._is_open = False
             self._calls.leave(self)
+
+
+def _hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Hooks the gradient of an input of a call, to be run before the hooks of the call that it is an output of.
+
+    So the one unit gives up its memory before the other takes some.
+    """
+    handle = tensor.register_hook(hook)
+    hooks = tensor._backward_hooks
+    earlier = [(key, value) for key, value in hooks.items() if key != handle.id]
+    for key, value in earlier:
+        del hooks[key]
+        hooks[key] = value
 
 
 class _Begun(NamedTuple):

@@ -100,11 +100,9 @@ def closed_of(parameter: torch.nn.Parameter) -> Closed | None:
 
 
 def shell_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A tensor of the parameter's shape and type, in C order, whose storage has no bytes."""
+    """A tensor of the parameter's shape and type, of which there is one element in memory."""
     with torch._C.DisableTorchFunctionSubclass():
-        shell = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    shell.untyped_storage().resize_(0)
-    return shell
+        return torch.empty((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
 def close_parameter(parameter: torch.nn.Parameter, record: Closed) -> None:

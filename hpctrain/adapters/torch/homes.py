@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hpctrain.adapters.torch.closed import Closed, close_parameter, closed_of, open_parameter, shell_of
+from hpctrain.adapters.torch.closed import Closed, close_parameter, closed_of, open_parameter
 from hpctrain.adapters.torch.partition import gather_parameter
 from hpctrain.errors import ConfigError
 
@@ -86,7 +86,7 @@ class Homes:
         if closed_of(held) is not None or self._homes.pop(name, None) != held.data_ptr():
             return
         if name not in self._lent:
-            self._lent[name] = shell_of(held)
+            self._lent[name] = torch.empty(held.shape, dtype=held.dtype)
             held.data = self._lent[name]
         self._lent[name].untyped_storage().resize_(0)
         close_parameter(held, record(type(held)))

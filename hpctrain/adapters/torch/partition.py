@@ -24,6 +24,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from hpctrain.adapters.torch.closed import Closed, close_parameter, closed_of, open_parameter, shell_of, tensors_in
 from hpctrain.plan.split import bounds
@@ -102,15 +103,16 @@ class Partitioner:
         finally:
             for hook in hooks:
                 hook.remove()
-            for whole in self._whole:
-                self.release(whole.parameter, self._name(whole))
-            self._whole.clear()
             self._thread = None
+        for whole in self._whole:
+            self.release(whole.parameter, self._name(whole))
+        self._whole.clear()
 
     def _registers_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
         if self._thread != threading.get_ident() or parameter is None or is_lazy(parameter):
             return
-        self._release_done(except_of=module)
+        if not isinstance(module, ParametrizationList):  # it makes its parameters of another module's
+            self._release_done(except_of=module)
         if closed_of(parameter) is None and all(whole.parameter is not parameter for whole in self._whole):
             self._whole.append(_Whole(parameter, module))
 
