@@ -62,11 +62,13 @@ def gathered(what: Trainer | torch.nn.Module, names: Iterable[str] | None = None
             None: no rank may.
 
     Raises:
-        ConfigError: an unknown name, or `modify` is no rank. On all ranks alike.
+        ConfigError: an unknown name, or `modify` is no rank, on all ranks alike; a change on a rank that may not make
+            any, on that rank.
     """
     names = None if names is None else tuple(names)
     if isinstance(what, Trainer):
-        with what.gathered(names, modify=modify):
+        assert isinstance(what.model, TorchModel), "a trainer of a torch module"
+        with what.gathered(names, modify=modify), _unchanged(what.model.module, but=what.rank == modify):
             yield
         return
     known = [name for name, _ in what.named_parameters()]
@@ -77,6 +79,17 @@ def gathered(what: Trainer | torch.nn.Module, names: Iterable[str] | None = None
     parts = partitioned_parameters(what)
     with gathered_parts({n: p for n, p in parts.items() if names is None or n in names}, modify):
         yield
+
+
+@contextmanager
+def _unchanged(module: torch.nn.Module, *, but: bool) -> Iterator[None]:
+    """Refuses changes that torch counted; `but`: they are allowed. Local."""
+    before = {name: p._version for name, p in module.named_parameters()}
+    yield
+    for name, parameter in module.named_parameters():
+        if parameter._version != before[name] and not but:
+            raise ConfigError(f"parameter {name!r} was changed within gathered(...) on a rank that may not, and may "
+                              "now differ between ranks; legal is gathered(..., modify=RANK), and changes on that rank")
 
 
 @contextmanager

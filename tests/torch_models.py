@@ -163,6 +163,33 @@ def whole_again_reentrant(block: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(block, x, use_reentrant=True) if x.requires_grad else block(x)
 
 
+class _Router(Block):
+    """Leaves a further loss as an attribute, whose graph reads parameters that the outputs' graph does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 3)
+        self.loss: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.loss = [self.router(torch.tanh(self.norm(x))).square().sum((1, 2), keepdim=True)]
+        return y
+
+
+class Routers(nn.Module):
+    """Adds the blocks' further losses to its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Router() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x + sum(block.loss[0] for block in self.blocks)
+
+
 #: Each makes a module that maps (samples, 4, WIDTH) to the same shape.
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "stack": Stack,
@@ -176,6 +203,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "ties": Ties,
     "attention": Attention,
     "odd": Odd,
+    "routers": Routers,
 }
 
 

@@ -103,6 +103,11 @@ class Trainer:
         return self._flat.model
 
     @property
+    def rank(self) -> int:
+        """This rank on the data axis."""
+        return self._group.rank
+
+    @property
     def unused(self) -> frozenset[str]:
         """Parameters that no backward of the last step reached on this rank."""
         return self._passes.unused

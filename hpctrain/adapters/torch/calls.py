@@ -13,7 +13,7 @@ Owns hooks and the calls under way. Must not know where parameters come from.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +70,14 @@ def _hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> N
         hooks[key] = value
 
 
+def _left_in(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors with a graph that a call left as attributes (the loss of a router, say): outputs by another way."""
+    for part in module.modules():
+        for value in part.__dict__.values():
+            if isinstance(value, (torch.Tensor, list, tuple)):
+                yield from (t for t in tensors_in(value) if not t.is_leaf)
+
+
 class _Begun(NamedTuple):
     """A call of a module that is under way."""
 
@@ -119,7 +127,7 @@ class Calls:
             return  # its beginning failed
         call = self._forward.pop().call
         if call is not None:
-            call.reaches([t for t in tensors_in(outputs) if t.requires_grad])
+            call.reaches([t for t in (*tensors_in(outputs), *_left_in(module)) if t.requires_grad])
         self._close(units)
 
     def enter(self, call: _Call) -> None:

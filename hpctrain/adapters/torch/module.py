@@ -25,8 +25,8 @@ from hpctrain.plan.placement import Placement
 __all__ = ["Loss", "TorchModel"]
 
 _SPREAD = ("it is spread over the ranks (zero.stage = 3, zero.share = 'none') and whole only in calls of the module "
-           "that owns it. To read it elsewhere: `with hpctrain.torch.gathered(trainer):`. If a module above it reads it in "
-           "its forward: `hpctrain.torch.adapt(..., units=[name of that module])`")
+           "that owns it. To read it elsewhere: `with hpctrain.torch.gathered(trainer):`. If the forward of a module "
+           "above it reads it: `hpctrain.torch.adapt(..., units=[name of that module])`")
 
 #: `loss(module, micro_batch) -> (loss_sum, weight)`: a tensor of one element, and how much it weighs (tokens, samples).
 Loss = Callable[[torch.nn.Module, Any], tuple[torch.Tensor, float]]
