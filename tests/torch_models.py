@@ -190,6 +190,16 @@ class Routers(nn.Module):
         return x + sum(block.loss[0] for block in self.blocks)
 
 
+def _computed_weights() -> nn.Module:
+    """The backward of what computes a weight may run after the gradient of the input, where that is a leaf."""
+    stack = Stack(whole_again_reentrant)
+    for block in stack.blocks:
+        parametrizations.weight_norm(block.up)
+        del block.norm
+        block.norm = nn.Identity()
+    return stack
+
+
 #: Each makes a module that maps (samples, 4, WIDTH) to the same shape.
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "stack": Stack,
@@ -204,6 +214,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "attention": Attention,
     "odd": Odd,
     "routers": Routers,
+    "reentrant, computed weights": _computed_weights,
 }
 
 

@@ -243,6 +243,8 @@ def test_an_error_on_all_ranks_leaves_the_state_whole(zero: Zero, where: str) ->
                 trainer._group.barrier()
             if zero == SPREAD:
                 assert all(p.untyped_storage().nbytes() == 0 for p in shells(trainer))
+                with pytest.raises(UnsupportedError, match="outside of the trainer"):
+                    module(batch[0])
             losses.append(trainer.step(share(transport, batch)).loss)
         np.testing.assert_allclose(losses, truth.losses, rtol=1e-10)
 
