@@ -30,7 +30,7 @@ bind = $(if $(filter 1,$(shell [ $(1) -le $(CORES) ] && echo 1)),--bind-to core:
 own_tmp = own=$$(mktemp -d) && trap 'rm -rf "$$own"' EXIT && TMPDIR=$$own
 mpirun = $(own_tmp) mpirun --oversubscribe $(call bind,$(1)) -n $(1)
 mpich = $(own_tmp) LD_LIBRARY_PATH=$(CURDIR)/$(MPICH)/lib MPI4PY_MPIABI=mpich $(MPICH)/bin/mpirun -n $(1)
-BENCHES := bench-collectives bench-step
+BENCHES := bench-collectives bench-step bench-zero
 
 .PHONY: help setup train test test-unit test-mpi test-mpich test-jobs lint doctor bench clean $(BENCHES)
 

@@ -21,34 +21,54 @@ from harness import Row, alternate, report, row, run_job, start_gloo
 REGIMES = {"compute-bound": (6, 256, 256, 16), "communication-bound": (8, 512, 256, 0)}
 CONTENDERS = ("no exchange", "torch DDP (gloo)", "hpctrain")
 LEARNING_RATE = 1e-3
+TORCH_ADAMW = {"lr": LEARNING_RATE, "weight_decay": 0.01, "fused": True}
+
+
+def make_model(regime: str) -> Any:
+    """The GPT of a regime, with the same values on every rank and for every contender."""
+    import torch
+
+    from hpctrain.models.gpt import GPT, GPTShape
+
+    layers, width, length, _ = REGIMES[regime]
+    torch.manual_seed(0)
+    return GPT(GPTShape(256, context=length, width=width, layers=layers, heads=8, positions="learned", tied=False))
+
+
+def total_loss(module: Any, batch: Any) -> Any:
+    """The sum of the loss terms of a batch."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(module(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="sum")
+
+
+def our_step(model: Any, context: Any, **options: Any) -> Callable[[Any], Any]:
+    """hpctrain's step; `options` are the trainer's."""
+    import hpctrain.torch
+
+    adapted = hpctrain.torch.adapt(model, lambda m, b: (total_loss(m, b), b[1].numel()))
+    trainer = context.trainer(adapted, optimizer=hpctrain.AdamW(lr=LEARNING_RATE, weight_decay=0.01), **options)
+    return lambda batch: trainer.step([batch])
 
 
 def make_step(contender: str, regime: str, context: Any) -> Callable[[Any], Any]:
     """A function that trains one step on a batch (x, y)."""
     import torch
 
-    import hpctrain.torch
-    from hpctrain.models.gpt import GPT, GPTShape
-
-    layers, width, length, _ = REGIMES[regime]
-    torch.manual_seed(0)
-    model = GPT(GPTShape(256, context=length, width=width, layers=layers, heads=8, positions="learned", tied=False))
-
-    def total_loss(module: Any, batch: Any) -> Any:
-        logits = module(batch[0])
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[1].flatten(), reduction="sum")
-
+    model = make_model(regime)
     if contender == "hpctrain":
-        adapted = hpctrain.torch.adapt(model, lambda m, b: (total_loss(m, b), b[1].numel()))
-        trainer = context.trainer(adapted, optimizer=hpctrain.AdamW(lr=LEARNING_RATE, weight_decay=0.01))
-        return lambda batch: trainer.step([batch])
+        return our_step(model, context)
     module: Any = model
     if contender.startswith("torch DDP"):
         module = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+    return torch_step(module, torch.optim.AdamW(model.parameters(), **TORCH_ADAMW))
+
+
+def torch_step(module: Any, optimizer: Any, *, zero: bool = True) -> Callable[[Any], Any]:
+    """torch's usual step; `zero`: gradients stay and are zeroed."""
 
     def step(batch: Any) -> Any:
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=not zero)
         loss = total_loss(module, batch) / batch[1].numel()
         loss.backward()
         optimizer.step()
@@ -68,19 +88,19 @@ def make_batches(regime: str, rank: int, size: int, count: int) -> list[Any]:
     return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
 
 
-def worker(regime: str, contenders: list[str], rounds: int) -> None:
-    """One MPI rank of a job; rank 0 prints the rows."""
+def worker(regime: str, contenders: list[str], rounds: int, make: Callable[..., Callable[[Any], Any]]) -> None:
+    """One MPI rank of a job; rank 0 prints the rows. `make(contender, regime, context)` gives a step."""
     import torch
 
     import hpctrain
 
     context = hpctrain.start()
     torch.set_num_threads(1)
-    if any(c.startswith("torch DDP") for c in contenders):
+    if any("gloo" in c for c in contenders):
         start_gloo(context)
     batches = make_batches(regime, context.rank, context.size, 4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    steps = {c: make_step(c, regime, context) for c in contenders}
+    steps = {c: make(c, regime, context) for c in contenders}
     calls = {c: (lambda i, f=f: f(batches[i % len(batches)])) for c, f in steps.items()}
     times = alternate(context.world.barrier, calls, rounds)
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -104,25 +124,26 @@ def print_rows(work: str, times: dict[str, list[float]], growth: float) -> None:
         print(json.dumps(r), flush=True)
 
 
-def main() -> None:
-    """Runs all jobs, or one rank of one with --worker."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(name: str, file: str, contenders: tuple[str, ...], make: Callable[..., Callable[[Any], Any]],
+         doc: str) -> None:
+    """Runs all jobs of benchmark `name`, or one rank of one with --worker."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--worker", nargs="+", metavar=("REGIME", "CONTENDER"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--regimes", nargs="+", default=list(REGIMES), choices=list(REGIMES))
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker[0], options.worker[1:], options.rounds)
+        worker(options.worker[0], options.worker[1:], options.rounds, make)
         return
     rows: list[Row] = []
     for regime in options.regimes:
         for num_ranks in options.ranks:
-            rows += run_job(num_ranks, [__file__, "--rounds", str(options.rounds), "--worker", regime, *CONTENDERS])
-            for contender in CONTENDERS:
-                rows += run_job(num_ranks, [__file__, "--rounds", "3", "--worker", regime, contender])
-    report("step", rows)
+            rows += run_job(num_ranks, [file, "--rounds", str(options.rounds), "--worker", regime, *contenders])
+            for contender in contenders:
+                rows += run_job(num_ranks, [file, "--rounds", "3", "--worker", regime, contender])
+    report(name, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("step", __file__, CONTENDERS, make_step, __doc__)

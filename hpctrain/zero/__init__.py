@@ -6,6 +6,7 @@
     windows      memory that buckets pass through
     gradients    from what a model delivers to the sums that the update reads
     parameters   where parameters live, and how all ranks see what their owners updated
+    nodes        parameters that exist once per node, on several nodes
     units        parameters that are gathered for a unit of the model and given up after it
 
 Knows the contracts, groups and plans; neither an optimizer nor any library.

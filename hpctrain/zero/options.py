@@ -22,7 +22,7 @@ class Zero:
         stage: 0 everything; 1 optimizer states for its own ranges only; 2 gradients too; 3 parameters too.
         share: with stage 3, "node": parameters exist once per node, in memory that its ranks share; "none": each rank
             keeps its own ranges and gathers a unit's parameters when it needs them; "auto": "node" where all ranks
-            are on one node that shares memory, else "none".
+            are on one node that has room for shared memory, else "none".
         accumulate: with stage 2 or 3 and several micro-batches, "reduce": each one's gradient goes to its owners at
             once; "buffer": each rank keeps a whole gradient and sends it once.
         threshold: with stage 3 and share "none", units of the model with fewer elements are kept whole.

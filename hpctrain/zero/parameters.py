@@ -18,7 +18,9 @@ from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
 from hpctrain.plan.flat import Slot
 from hpctrain.plan.shards import Range
+from hpctrain.plan.split import part as split_part
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
+from hpctrain.zero.nodes import NodeExchange
 from hpctrain.zero.options import Zero
 from hpctrain.zero.regions import Region
 
@@ -33,8 +35,9 @@ def node_memory(zero: Zero, group: Group, regions: Sequence[Region]) -> list[mem
     """
     if zero.stage < 3 or zero.share == "none":
         return None
-    reason = "all ranks on one node"
-    if len(group.transport.node_ranks()) == group.size:
+    num_near = len(group.transport.node_ranks())
+    reason = "as many ranks on each node, numbered node by node"
+    if num_near == group.size or (zero.share == "node" and num_near * group.num_nodes() == group.size):
         sizes = [region.layout.count * dtype_of(region.layout.dtype).num_bytes for region in regions]
         made = [group.transport.allocate_node(num_bytes) for num_bytes in sizes]
         memories = [memory for memory in made if memory is not None]
@@ -58,6 +61,8 @@ class Parameters:
                  shared: Sequence[memoryview] | None) -> None:
         self._model, self._group, self._arrays = model, group, model.arrays
         self._regions, self._stage, self._shared = regions, stage, shared is not None and group.size > 1
+        several = self._shared and len(group.transport.node_ranks()) < group.size
+        self._nodes = NodeExchange(group, self._arrays, regions) if several else None
         self.held = [self._make_held(region, None if shared is None else shared[i]) for i, region in enumerate(regions)]
         self.masters = [self._make_master(region, held) for region, held in zip(regions, self.held, strict=True)]
         for region, held, master in zip(regions, self.held, self.masters, strict=True):
@@ -97,11 +102,13 @@ class Parameters:
             for slot in slots:
                 model.bind(slot.name, home[slot.start - bucket.start : slot.stop - bucket.start])
             if self._shared:
-                self._group.barrier()  # all have written their values here; now rank 0's, each rank its part
-            if region.spread or self._shared:
-                _store(self._model, held, values, part, bucket.start)
+                self._group.barrier()  # all have written their values here; now rank 0's, each rank its part of them
+                near = self._group.transport.node_ranks()
+                here = split_part(bucket.stop - bucket.start, len(near), near.index(self._group.rank))
+                _store(self._model, held, values, (bucket.start + here[0], bucket.start + here[1]), bucket.start)
             else:
-                _store(self._model, held, values, (bucket.start, bucket.stop), bucket.start)
+                span = part if region.spread else (bucket.start, bucket.stop)
+                _store(self._model, held, values, span, bucket.start)
             if master is not held:
                 _store(self._model, master, values, part if self._stage else (bucket.start, bucket.stop), bucket.start)
 
@@ -111,12 +118,18 @@ class Parameters:
         """Every rank has updated what it owns: from here on all see all of it. Collective over the group."""
         if self._group.size == 1 or self._stage == 0:
             return
+        for region, held in zip(self._regions, self.held, strict=True):
+            if not region.frozen:
+                self._complete(region, held)
         if self._shared:
             self._group.barrier()
-            return
-        for region, held in zip(self._regions, self.held, strict=True):
-            if not region.frozen and not region.spread:
-                complete(self._group, region.shards, held)
+
+    def _complete(self, region: Region, held: Held) -> None:
+        """From what this rank has stored of its own to all that should be here; shared memory wants a barrier then."""
+        if self._nodes is not None:
+            self._nodes.run(region, held)
+        elif not self._shared and not region.spread:
+            complete(self._group, region.shards, held)
 
     def loaded(self) -> None:
         """The owned ranges of all masters have new values: so have all parameters. Collective over the group."""
@@ -124,9 +137,9 @@ class Parameters:
             if master is not held:
                 for start, stop in region.shards.owned(self._group.rank):
                     self._arrays.assign(held.piece(start, stop), master.piece(start, stop))
-            if self._shared or region.spread or self._group.size == 1:
+            if self._group.size == 1:
                 continue
-            complete(self._group, region.shards, held)
+            self._complete(region, held)
             if master is not held and self._stage == 0:
                 complete(self._group, region.shards, master)
         if self._shared:
@@ -137,18 +150,18 @@ class Parameters:
 
         A master whose parameter did not change keeps the bits that the parameter lacks.
         """
-        arrays = self._arrays
+        arrays, near = self._arrays, self._group.transport.node_ranks()
         if self._shared:
             self._group.barrier()
+        stores = not self._shared or (root not in near and near[0] == self._group.rank)
         for region, held, master in zip(self._regions, self.held, self.masters, strict=True):
             for slot in region.layout.slots:
                 if slot.name not in names:
                     continue
                 values = arrays.to_flat(self._model.parameter(slot.name))
                 self._group.broadcast(values, root)
-                for source, (start, stop) in _overlaps(held, slot):
-                    if not self._shared:
-                        arrays.assign(held.piece(start, stop), values[source])
+                for source, (start, stop) in _overlaps(held, slot) if stores else ():
+                    arrays.assign(held.piece(start, stop), values[source])
                 if master is not held:
                     for source, (start, stop) in _overlaps(master, slot):
                         now = arrays.empty(stop - start, region.layout.dtype)

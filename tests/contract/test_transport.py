@@ -160,6 +160,25 @@ def meet(transport: Any) -> None:
         request.wait()
 
 
+@pytest.mark.parametrize("ranks_per_node", [1, 2, None])
+def test_memory_of_a_node_is_one_for_all_of_its_ranks(launch: Any, ranks_per_node: int | None) -> None:
+    def run(transport: Any) -> None:
+        for length in (0, 1, 100_003):
+            memory = transport.allocate_node(length)
+            assert memory is not None and (len(memory), memory.format, memory.readonly) == (length, "B", False)
+            assert not any(memory) and transport.place(memory) is None
+        near, last = transport.node_ranks(), 100_002 - transport.rank
+        meet(transport)
+        memory[transport.rank] = memory[last] = transport.rank + 1
+        meet(transport)
+        everyone = range(transport.size)
+        assert [(memory[r], memory[100_002 - r]) for r in everyone] == [(r + 1, r + 1) if r in near else (0, 0)
+                                                                      for r in everyone]
+        meet(transport)
+
+    launch(run, ranks_per_node=ranks_per_node)
+
+
 def number_of(transport: Any, memory: memoryview, offset: int = 0) -> bytes:
     """The place of memory[offset:] as text of a fixed length, to be compared between ranks."""
     return str(transport.place(memory[offset:])).ljust(40).encode()

@@ -18,7 +18,7 @@ from hpctrain.transport.threads import run_threads
 
 Zero = hpctrain.Zero
 STAGES = {"0": Zero(0, bucket_bytes=100), "1": Zero(1, bucket_bytes=100), "2": Zero(2, bucket_bytes=100),
-          "3 node": Zero(3, "node", bucket_bytes=100), "3 none": Zero(3, "none", threshold=8)}
+          "3 node": Zero(3, "node", "buffer", bucket_bytes=100), "3 none": Zero(3, "none", threshold=8)}
 HALF, WIDE = hpctrain.Precision(compute="bfloat16"), hpctrain.Precision()
 UPDATES = 4
 
@@ -97,25 +97,46 @@ def test_half_precision_goes_on_bit_by_bit(tmp_path: Path, before: str) -> None:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_no_rank_goes_on_before_all_have_loaded(tmp_path: Path, name: str) -> None:
-    batches = parity.global_batches(2, 6, torch.float64)
+    batches = parity.global_batches(2, 6, torch.float32)
 
     def run(context: Any) -> None:
-        trainer = make(context, STAGES[name])
+        trainer = make(context, STAGES[name], HALF, torch.float32)
         steps(context, trainer, batches[:1])
         trainer.save(tmp_path)
         expected = steps(context, trainer, batches[1:])
-        again = make(context, STAGES[name], fill=3.0)
-        loaded = again._saved._wants
+        again = make(context, STAGES[name], HALF, torch.float32, fill=3.0)
+        loaded = again._flat.parameters.loaded
 
-        def late(*args: Any) -> Any:
+        def late() -> None:
             time.sleep(0.05 * (context.rank == 1))
-            return loaded(*args)
+            loaded()
 
-        again._saved._wants = late  # type: ignore[method-assign]
+        again._flat.parameters.loaded = late  # type: ignore[method-assign]
         again.resume(tmp_path)
         assert steps(context, again, batches[1:]) == pytest.approx(expected, rel=1e-12)
 
     run_threads(2, lambda t: run(parity.context_of(t)))
+
+
+def test_once_per_node_on_several_nodes_goes_on(tmp_path: Path) -> None:
+    """From one node to two: frozen parameters and masters reach both."""
+    batches = parity.global_batches(2, 6, torch.float32)
+
+    def save(context: Any) -> tuple[dict[str, np.ndarray], list[float]]:
+        trainer = make(context, STAGES["1"], HALF, torch.float32)
+        steps(context, trainer, batches[:1])
+        trainer.save(tmp_path)
+        return bits(trainer), steps(context, trainer, batches[1:])
+
+    def load(context: Any) -> tuple[dict[str, np.ndarray], list[float]]:
+        trainer = make(context, STAGES["3 node"], HALF, torch.float32, fill=3.0)
+        trainer.resume(tmp_path, policy="require")
+        return bits(trainer), steps(context, trainer, batches[1:])
+
+    saved, truth = run_threads(2, lambda t: save(parity.context_of(t)))[0]
+    for loaded, later in run_threads(4, lambda t: load(parity.context_of(t)), ranks_per_node=2):
+        assert [n for n in saved if not np.array_equal(loaded[n], saved[n])] == []
+        np.testing.assert_allclose(later, truth, rtol=1e-2)
 
 
 def test_other_types_take_the_values_over(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_zero_options_name_themselves() -> None:
             Zero(**options)
 
 
-def test_sharing_where_there_is_nothing_to_share_is_refused_on_all_ranks() -> None:
+def test_nodes_with_other_numbers_of_ranks_are_refused_on_all_ranks() -> None:
     def run(transport: Any) -> None:
         def make(share: str) -> Trainer:
             model = hpctrain.torch.adapt(parity.TinyNet(), parity.torch_loss)
@@ -223,7 +223,26 @@ def test_sharing_where_there_is_nothing_to_share_is_refused_on_all_ranks() -> No
             make("node")
         assert make("auto")._flat.units is not None
 
-    run_threads(4, run, ranks_per_node=2)
+    run_threads(3, run, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("accumulate", ["reduce", "buffer"])
+@pytest.mark.parametrize(("num_ranks", "ranks_per_node"), [(2, 1), (4, 2), (6, 3), (6, 2)])
+def test_once_per_node_on_several_nodes_equals_one_process(num_ranks: int, ranks_per_node: int,
+                                                           accumulate: str) -> None:
+    zero = Zero(3, "node", accumulate, bucket_bytes=100)
+    for accumulation in (1, 2):
+        run_threads(num_ranks, lambda t: parity.torch_case(parity.context_of(t), "adamw", torch.float64, accumulation,
+                                                           0.5, zero=zero), ranks_per_node=ranks_per_node)
+
+
+def test_once_per_node_in_half_precision_on_several_nodes() -> None:
+    half = hpctrain.Precision(compute="bfloat16")
+    spread, nodes = ([run_threads(4, lambda t, s=share: trained(t, Zero(3, s, threshold=0), precision=half),
+                                  ranks_per_node=2)] for share in ("none", "node"))
+    for a, b in zip(spread[0], nodes[0], strict=True):
+        np.testing.assert_allclose(a.losses, b.losses, rtol=1e-2)
+        assert all(np.array_equal(b.weights[n], nodes[0][0].weights[n]) for n in b.weights)
 
 
 def test_spread_parameters_are_not_there_outside_of_a_pass() -> None:
@@ -319,3 +338,25 @@ def test_evaluation_with_different_numbers_of_batches() -> None:
 
     losses = {loss for zero in STAGES for loss in run_threads(3, lambda t, z=zero: run(t, z))}
     assert len(losses) == 1
+
+
+GROUPS = [hpctrain.ParameterGroup("no decay", ("*bias",), lr=0.01, weight_decay=0.0,
+                                  schedule=hpctrain.WarmupLinear(2, 8)), hpctrain.ParameterGroup("empty", ("none",))]
+
+
+@pytest.mark.parametrize("optimizer", [hpctrain.AdamW(lr=0.02), hpctrain.LAMB(lr=0.02), hpctrain.Muon(lr=0.02)],
+                         ids=["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_groups_and_whole_tensors_at_every_stage(num_ranks: int, optimizer: Any) -> None:
+    """Optimizers that need whole tensors get them; each element follows the settings of its group."""
+    batches = parity.global_batches(4, 7, torch.float64)
+
+    def run(transport: Any, zero: Zero) -> parity.Trace:
+        model = hpctrain.torch.adapt(parity.TinyNet(), parity.torch_loss)
+        return parity.train(parity.context_of(transport), model, batches, 2, optimizer=optimizer, zero=zero,
+                            groups=GROUPS, clip_norm=0.5)
+
+    truth = run_threads(1, lambda t: run(t, Zero()))[0]
+    for zero in STAGES:
+        for trace in run_threads(num_ranks, lambda t, z=zero: run(t, z)):
+            parity.assert_same(trace, truth, 1e-9)
