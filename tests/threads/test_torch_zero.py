@@ -202,6 +202,7 @@ def test_gathered_reads_and_changes(zero: Zero) -> None:
                 pass
 
     run_threads(3, run)
+    run_threads(4, run, ranks_per_node=2)
 
 
 @pytest.mark.parametrize("zero", [Zero(0), Zero(2), SPREAD], ids=lambda z: f"{z.stage}-{z.share}")
