@@ -263,13 +263,19 @@ class Model(Protocol):
         """One record a parameter, in the model's own order; tied parameters once, with their other names."""
 
     def parameter(self, name: str) -> Array:
-        """The parameter as the model holds it now, in any layout."""
+        """The parameter as the model holds it now, in any layout; not while it is closed.
+
+        Collective where the model was built in parts (before it is bound), and local otherwise.
+        """
 
     def bind(self, name: str, parameter: Array) -> None:
         """Makes the flat array the home of the parameter, whose values it takes, cast to the array's dtype.
 
         From then on the model computes with that dtype. Frozen parameters are bound like the others.
         """
+
+    def check(self) -> None:
+        """Raises ConfigError where the parameters are no longer those that were bound (moved, thawed). Every step."""
 
     def buffers(self) -> Mapping[str, Array]:
         """Arrays that are saved but not trained (running statistics), by name; the model's own, not copies."""

@@ -81,7 +81,7 @@ class GPT(nn.Module):
             raise ValueError(f"length = {length} must be at most the model's context = {self.shape.context}")
         x = self.embedding(tokens)
         if self.place is not None:
-            x = x + self.place.weight[:length]
+            x = x + self.place(torch.arange(length, device=x.device))
         rotation = None if self.place is not None else _angles(length, self.shape.width // self.shape.heads, x)
         for block in self.blocks:
             x = block(x, rotation)

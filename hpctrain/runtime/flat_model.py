@@ -14,7 +14,7 @@ from hpctrain import log
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
-from hpctrain.errors import ConfigError, UnsupportedError
+from hpctrain.errors import ConfigError, UnsupportedError, choices, nearest
 from hpctrain.optim.home import Home
 from hpctrain.optim.own import OwnBuffer
 from hpctrain.optim.precision import Precision
@@ -89,7 +89,8 @@ class FlatModel:
 
     def own_copies(self, lender: Lender) -> list[Held]:
         """Memory for another copy of the gradients of what this rank updates."""
-        return [Held(ranges, lender.zeros("pending", i, num_elements(ranges), region.types.accumulate))
+        return [Held(ranges, lender.zeros("pending", i, num_elements(ranges), region.types.accumulate),
+                     whole=self.zero.stage == 0)
                 for i, (region, ranges) in enumerate(zip(self.trained, self._updated, strict=True))]
 
     def views(self, helds: Sequence[Held]) -> list[list[Array]]:
@@ -118,15 +119,28 @@ class FlatModel:
             yield from copies_of(self.group, self.model, region, held, owned=self.zero.stage > 0)
 
     @contextmanager
-    def gathered(self) -> Iterator[Model]:
-        """The model with all of its parameters there. Collective over the group."""
+    def gathered(self, names: Sequence[str] | None = None, modify: int | None = None) -> Iterator[Model]:
+        """The model with these parameters there (None: all); rank `modify`'s changes are kept. Collective."""
+        known = [p.name for p in self.placements]
+        wanted = known if names is None else names
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"names has {name!r}{nearest(name, known)}, which is no parameter; legal are "
+                                  f"{choices(known[:8])} ...")
+        if modify is not None and modify not in range(self.group.size):
+            raise ConfigError(f"modify = {modify!r} is no rank; legal are 0 to {self.group.size - 1}, or None")
+        units = [u for u, members in enumerate(self.model.units) if not set(wanted).isdisjoint(members)]
         if self.units is not None:
-            self.units.open_all()
+            self.units.open_all(units)
+        if modify is not None:
+            self.group.barrier()  # where memory is shared, others may still read
         try:
             yield self.model
+            if modify is not None:
+                self.parameters.replaced(set(wanted), modify)
         finally:
             if self.units is not None:
-                self.units.close_all()
+                self.units.close_all(units)
 
 
 def types_of(precision: Precision, dtype: str) -> Types:

@@ -9,7 +9,8 @@ gathering of units. Must not know optimizers or decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from typing import Any
 
@@ -57,8 +58,9 @@ class Passes:
         gradients.start()
         if units is not None or gradients.in_rounds:
             self._take_part(self._decider.largest(len(batches)), len(batches))
-        execute(accumulate(len(batches)), {Forward: forward, Backward: backward, ReduceGrads: reduce_gradients,
-                                           OptimizerStep: lambda action: None})
+        with self._abandoning():
+            execute(accumulate(len(batches)), {Forward: forward, Backward: backward, ReduceGrads: reduce_gradients,
+                                               OptimizerStep: lambda action: None})
         return terms[0], terms[1]
 
     def _take_part(self, num_passes: int, num_own: int) -> None:
@@ -122,11 +124,22 @@ class Passes:
         for _ in range(self._decider.largest(len(batches)) - len(batches)):
             units.play(kind, _no_reductions)
         results = []
-        for batch in batches:
-            units.begin(kind)
-            results.append(function(batch))
-            units.end()
+        with self._abandoning():
+            for batch in batches:
+                units.begin(kind)
+                results.append(function(batch))
+                units.end()
         return results
+
+    @contextmanager
+    def _abandoning(self) -> Iterator[None]:
+        """After an error that all ranks raise alike, the next pass can begin."""
+        try:
+            yield
+        except BaseException:
+            if self._flat.units is not None:
+                self._flat.units.abandon()
+            raise
 
 
 def _kind(completes: bool) -> str:

@@ -67,7 +67,7 @@ class SavedState:
         self._flat = flat
         self._sources = [_Source(region, master, self._arrays.dtype(master.array), "param")
                          for region, master in zip(flat.regions, flat.parameters.masters, strict=True)]
-        self._sources += [_Source(region, Held(own.ranges, array), own.dtype, slot)
+        self._sources += [_Source(region, Held(own.ranges, array, whole=flat.zero.stage == 0), own.dtype, slot)
                           for slot, state in optimizer.state.items()
                           for region, own, array in zip(flat.trained, optimizer.buffers, state, strict=True)]
         self._savers: dict[tuple[Path, int], Saver] = {}  # each keeps its file templates
@@ -126,7 +126,7 @@ class SavedState:
                 store()
             self._read_buffers(checkpoint)
         for source in sources:
-            if source.role != "param" and source.held.whole(source.region.shards) and self._group.size > 1:
+            if source.role != "param" and source.held.whole and self._group.size > 1:
                 complete(self._group, source.region.shards, source.held)
         self._flat.parameters.loaded()
         if checkpoint.world_size == self._group.size:

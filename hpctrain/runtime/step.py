@@ -109,6 +109,11 @@ class Trainer:
         return self._flat.model
 
     @property
+    def rank(self) -> int:
+        """This rank on the data axis."""
+        return self._group.rank
+
+    @property
     def unused(self) -> frozenset[str]:
         """Parameters that no backward of the last step reached on this rank."""
         return self._passes.unused
@@ -121,6 +126,7 @@ class Trainer:
         return result
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
+        self.model.check()  # also where there is no data: all ranks raise alike
         self._times.part("data")
         scale, random = self.loss_scale.scale, self.model.rank_state()
         self._delayed.start()
@@ -208,12 +214,20 @@ class Trainer:
         return self._flat.parameters.values()
 
     @contextmanager
-    def gathered(self) -> Iterator[Model]:
+    def gathered(self, names: Iterable[str] | None = None, *, modify: int | None = None) -> Iterator[Model]:
         """Within it every rank can read and run the whole model, also where parameters are spread over the ranks.
 
-        Collective over the data axis; what happens within is local. Changes to parameters are lost.
+        Collective over the data axis; what happens within is local.
+
+        Args:
+            names: the parameters that are wanted; None: all. Others may be there as well.
+            modify: a rank whose changes of the parameters are kept, by all ranks; only that one may change any. None:
+                nobody may.
+
+        Raises:
+            ConfigError: no parameter has such a name, or no rank that number. On all ranks alike.
         """
-        with self._flat.gathered() as model:
+        with self._flat.gathered(None if names is None else tuple(names), modify) as model:
             yield model
 
     def memory_report(self) -> str:

@@ -103,12 +103,13 @@ class Gradients:
     def _make_held(self, region: Region) -> Held:
         count, dtype = region.layout.count, region.types.accumulate
         memory = self._group.transport.allocate(count * dtype_of(dtype).num_bytes)
-        return Held(((0, count),), self._arrays.from_memory(memory, dtype))
+        return Held(((0, count),), self._arrays.from_memory(memory, dtype), whole=True)
 
     def _lend(self, number: int, region: Region) -> Held:
         count = region.layout.count
         ranges = ((0, count),) if self._alone else region.shards.owned(self._group.rank)
-        return Held(ranges, self._lender.zeros("gradient", number, num_elements(ranges), region.types.accumulate))
+        return Held(ranges, self._lender.zeros("gradient", number, num_elements(ranges), region.types.accumulate),
+                    whole=self._alone)
 
     def _make_bucket(self, index: int, number: int) -> _Bucket:
         shards, held = self._regions[index].shards, self.held[index]

@@ -26,10 +26,14 @@ def num_elements(ranges: Sequence[Range]) -> int:
 
 
 class Held:
-    """`array` holds the elements of `ranges`, ascending ranges of a flat buffer."""
+    """`array` holds the elements of `ranges`, ascending ranges of a flat buffer.
 
-    def __init__(self, ranges: Sequence[Range], array: Array) -> None:
-        self.ranges, self.array = tuple(ranges), array
+    `whole`: every rank holds all of the buffer. One that happens to own all of it, where others own nothing, does not
+    make it so.
+    """
+
+    def __init__(self, ranges: Sequence[Range], array: Array, *, whole: bool = False) -> None:
+        self.ranges, self.array, self.whole = tuple(ranges), array, whole
         self._starts = [start for start, _ in ranges]
         self._offsets = [0, *accumulate(stop - start for start, stop in ranges)]
 
@@ -42,17 +46,13 @@ class Held:
         offset = self._offsets[number] + start - self._starts[number]
         return self.array[offset : offset + stop - start]
 
-    def whole(self, shards: Shards) -> bool:
-        """Whether all of the buffer is here."""
-        return self.ranges == ((0, shards.layout.count),)
-
 
 def buckets_of(group: Group, arrays: Arrays, shards: Shards, held: Held, *, owned: bool = False) -> Iterator[Array]:
     """All elements of each bucket: a view where it is here, else gathered. Collective over the group.
 
     `owned`: of what is here only this rank's own ranges count.
     """
-    whole = held.whole(shards) and not owned
+    whole = held.whole and not owned
     for number, bucket in enumerate(shards.buckets):
         if whole:
             yield held.piece(bucket.start, bucket.stop)

@@ -10,12 +10,14 @@ regions; neither an optimizer nor gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from hpctrain.collectives import Group
 from hpctrain.contracts import Array, Model
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
+from hpctrain.plan.flat import Slot
+from hpctrain.plan.shards import Range
 from hpctrain.plan.split import part as split_part
 from hpctrain.zero.held import Held, buckets_of, complete, num_elements
 from hpctrain.zero.lender import Lender
@@ -100,13 +102,14 @@ class Parameters:
             memory = transport.allocate(largest * size)[: num_elements(ranges) * size]
             return Held(ranges, self._arrays.from_memory(memory, layout.dtype))
         memory = transport.allocate(layout.count * size) if shared is None else shared
-        return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype))
+        return Held(((0, layout.count),), self._arrays.from_memory(memory, layout.dtype), whole=True)
 
     def _make_master(self, number: int, region: Region, held: Held) -> Held:
         if region.frozen or (region.types.master == region.types.compute and not self._apart):
             return held
         ranges = region.updated_by(self._group.rank, self._stage)
-        return Held(ranges, self._lender.zeros("master", number, num_elements(ranges), region.types.master))
+        return Held(ranges, self._lender.zeros("master", number, num_elements(ranges), region.types.master),
+                    whole=self._stage == 0)
 
     def _take_values(self, region: Region, held: Held, master: Held) -> None:
         """Bucket by bucket: rank 0's values to all, the model's parameters to their new home."""
@@ -179,6 +182,32 @@ class Parameters:
         if self._shared:
             self._group.barrier()
 
+    def replaced(self, names: Collection[str], root: int) -> None:
+        """The model on rank `root` has new values of `names`: all take them. Collective over the group.
+
+        A master whose parameter did not change keeps the bits that the parameter lacks.
+        """
+        arrays, near = self._arrays, self._group.transport.node_ranks()
+        if self._shared:
+            self._group.barrier()
+        stores = not self._shared or (root not in near and near[0] == self._group.rank)
+        for region, held, master in zip(self._regions, self.held, self.masters, strict=True):
+            for slot in region.layout.slots:
+                if slot.name not in names:
+                    continue
+                values = arrays.to_flat(self._model.parameter(slot.name))
+                self._group.broadcast(values, root)
+                for source, (start, stop) in _overlaps(held, slot) if stores else ():
+                    arrays.assign(held.piece(start, stop), values[source])
+                if master is not held:
+                    for source, (start, stop) in _overlaps(master, slot):
+                        now = arrays.empty(stop - start, region.layout.dtype)
+                        arrays.assign(now, master.piece(start, stop))
+                        if bytes(arrays.memory(now)) != bytes(arrays.memory(values[source])):
+                            arrays.assign(master.piece(start, stop), values[source])
+        if self._shared:
+            self._group.barrier()
+
     def values(self) -> Iterator[tuple[str, Array]]:
         """(name, flat copy) of every parameter as the model computes with it. Collective over the group."""
         for region, held in zip(self._regions, self.held, strict=True):
@@ -196,3 +225,9 @@ def copies_of(group: Group, model: Model, region: Region, held: Held, *,
         array, start = home[slot.name]
         yield slot.name, model.arrays.to_flat(array[slot.start - start : slot.stop - start])
 
+def _overlaps(held: Held, slot: Slot) -> Iterator[tuple[slice, Range]]:
+    """The parts of a parameter that are held here: which elements of it, and where in the buffer."""
+    for start, stop in held.ranges:
+        low, high = max(start, slot.start), min(stop, slot.stop)
+        if low < high:
+            yield slice(low - slot.start, high - slot.start), (low, high)

@@ -89,6 +89,8 @@ class Units:
 
     def begin(self, kind: str) -> None:
         """A pass of this kind begins, on a rank with data."""
+        if self._ahead is not None:  # of a pass that ended in an error on all ranks
+            self._take(self._ahead[0])
         self._kind, self._at = kind, 0
         self._events = self._passes.get(kind, [])
 
@@ -97,6 +99,10 @@ class Units:
         self._tell(_END)
         self._passes[self._kind] = self._events
         self._kind = ""
+
+    def abandon(self) -> None:
+        """The pass ended in an error. Local."""
+        self._kind, self._heard = "", None
 
     def play(self, kind: str, reduces: Callable[[], None]) -> None:
         """Takes part in a pass that others run, on a rank without data for it."""
@@ -154,9 +160,11 @@ class Units:
         """The model is about to read the unit."""
         if unit not in self._parts:
             return
+        if self._depth[unit] == 0:
+            self._need(unit)
         self._depth[unit] += 1
-        if self._depth[unit] > 1:
-            return
+
+    def _need(self, unit: int) -> None:
         if not self._kind:
             raise UnsupportedError("the model ran outside of the trainer while its parameters were spread over the "
                                    "ranks (zero.stage = 3, zero.share = 'none'); run it within Trainer.gathered()")
@@ -172,15 +180,17 @@ class Units:
         if self._depth[unit] == 0:
             self._model.close(unit)
 
-    def open_all(self) -> None:
-        """Lends all units, until `close_all`."""
-        for unit in self._parts:
-            self._depth[unit] += 1
-            self._lend(unit)
+    def open_all(self, units: Sequence[int]) -> None:
+        """Lends these units, until `close_all`."""
+        for unit in units:
+            if unit in self._parts:
+                self._depth[unit] += 1
+                if self._depth[unit] == 1:
+                    self._lend(unit)
 
-    def close_all(self) -> None:
-        """Takes all units back. Local."""
-        for unit in self._parts:
+    def close_all(self, units: Sequence[int]) -> None:
+        """Takes these units back. Local."""
+        for unit in units:
             self.after(unit)
 
     def _lend(self, unit: int) -> None:

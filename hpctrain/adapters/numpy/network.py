@@ -69,6 +69,9 @@ class Network:
         view[...] = held.value
         held.value = view
 
+    def check(self) -> None:
+        """Nothing moves these parameters but the engine."""
+
     def watch(self, before: Callable[[int], None], after: Callable[[int], None]) -> None:
         """Each layer tells of the units that its parameters are in: two where it shares one with an earlier layer."""
         self._before, self._after = before, after
