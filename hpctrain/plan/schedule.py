@@ -166,7 +166,7 @@ def from_symbol(text: str, stage: int | None = 0) -> Action:
     if found is None or (found[4] and found[2] not in ("B", "W")):
         raise PlanError(f"{text!r} is not an action; actions look like F0, 2F0, B0, B0*, I0, W0, W0*, R, U")
     if found[1] is None and stage is None:
-        raise PlanError(f"{text!r} says no stage, and its rank has several; write it as 0{text}, 1{text}, ...")
+        raise PlanError(f"{text!r} says no stage, and its rank does not hold exactly one; write 0{text}, 1{text}, ...")
     of = stage if found[1] is None else int(found[1])
     assert of is not None
     kind = _TYPES[found[2]]

@@ -2,9 +2,9 @@
 
     3 ranks, 3 micro-batches, a backward twice as long as a forward
 
-    gpipe    F0 F1 F2 .  .  .  .  B0 -- B1 -- B2 --       1f1b   F0 F1 F2 .  .  .  .  B0 -- B1 -- B2 --
-             .  F0 F1 F2 .  B0 -- B1 -- B2 -- .  .               .  F0 F1 .  .  B0 -- F2 B1 -- B2 -- .
-             .  .  F0 F1 F2 B0 -- B1 -- B2 -- ...                .  .  F0 B0 -- F1 B1 -- F2 B2 -- .  .
+    gpipe    F0 F1 F2 .  .  .  .  .  .  B0 -- B1 -- B2 --       1f1b   F0 F1 F2 .  .  .  .  B0 -- .  B1 -- .  B2 --
+             .  F0 F1 F2 .  .  .  B0 -- B1 -- B2 -- .  .               .  F0 F1 .  .  B0 -- F2 B1 -- .  B2 -- .  .
+             .  .  F0 F1 F2 B0 -- B1 -- B2 -- .  .  .  .               .  .  F0 B0 -- F1 B1 -- F2 B2 -- .  .  .  .
 
 Each function gives the plan for all ranks. Sources: GPipe, arXiv 1811.06965; PipeDream-Flush (1F1B), 2006.09503;
 interleaved, Megatron-LM 2, 2104.04473, section 2.2. Pure, standard library only.
@@ -38,7 +38,7 @@ def gpipe(num_ranks: int, num_micro_batches: int, chunks: int = 1) -> PipelinePl
     require("ranks", num_ranks)
     require("micro-batches", num_micro_batches)
     require("chunks", chunks)
-    orders = []
+    orders: list[list[Compute]] = []
     for rank in range(num_ranks):
         stages = range(rank, chunks * num_ranks, num_ranks)
         orders.append([*(Forward(i, s) for s in stages for i in range(num_micro_batches)),

@@ -23,8 +23,9 @@ __all__ = ["dualpipe", "dualpipe_v"]
 def dualpipe(num_ranks: int, num_micro_batches: int) -> PipelinePlan:
     """Two copies of the model. Bubble (ranks / 2 - 1)(F&B + B - 3W) where a forward and a backward run as one.
 
-    B is the whole backward. That bubble is reached from 2 x ranks micro-batches on, an even number of them, on an even
-    number of ranks; the rank in the middle of an odd number holds the same stage of both copies.
+    B is the whole backward, F&B = F + B. That bubble is reached from 2 x ranks micro-batches on, an even number of
+    them, on an even number of ranks, where neither F nor W takes longer than the gradient of the input. The rank in the
+    middle of an odd number holds the same stage of both copies.
     """
     require("ranks", num_ranks)
     require("micro-batches", num_micro_batches)

@@ -51,19 +51,16 @@ class Times:
 
     @classmethod
     def even(
-        cls, plan: PipelinePlan, forward: Time = 1, backward_input: Time = 1, backward_weight: Time = 1, **others: Time
+        cls, plan: PipelinePlan, forward: Time = 1, backward_input: Time = 1, backward_weight: Time = 1
     ) -> Times:
-        """All stages alike. The times are those of depth / ranks stages: chunks share the time of an uncut rank.
-
-        `others` are `message` and `paired`.
-        """
+        """All stages alike. The times are those of depth / ranks stages: chunks share the time of an uncut rank."""
         share = Fraction(plan.num_ranks, plan.depth)
         forward, backward_input, backward_weight = (
             t * share if isinstance(t, int | Fraction) else t * float(share)
             for t in (forward, backward_input, backward_weight)
         )
         count = len(plan.places)
-        return cls((forward,) * count, (backward_input,) * count, (backward_weight,) * count, **others)
+        return cls((forward,) * count, (backward_input,) * count, (backward_weight,) * count)
 
     def of(self, action: Action) -> Time:
         """How long `action` takes; 0 for what does not compute."""

@@ -102,6 +102,6 @@ def _kept(plan: PipelinePlan, stage: int, used: dict[int, int], newest: dict[int
         if isinstance(action, OptimizerStep):
             updates += 1
         elif isinstance(action, Backward | BackwardWeight) and action.stage == stage:
-            del waiting[action.micro_batch]
+            waiting.pop(action.micro_batch, None)
         most = max(most, len({updates, *(v for v in waiting.values() if v <= updates)}))
     return most

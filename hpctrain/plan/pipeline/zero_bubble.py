@@ -20,7 +20,10 @@ __all__ = ["zb_h1", "zb_h2", "zb_v"]
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> PipelinePlan:
-    """Bubble (ranks - 1)(F + I - W), the peak of 1F1B's stash. Bubble means makespan less the work of a rank."""
+    """Bubble (ranks - 1)(F + I - W) with the stash of 1F1B, where W takes no longer than F or I.
+
+    Bubble means makespan less the work of a rank.
+    """
     return _handcrafted("zb-h1", num_ranks, num_micro_batches, 1)
 
 
@@ -29,7 +32,7 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> PipelinePlan:
 
     Caveat: the ranks' spans are shifted by F each. The paper's bubble (ranks - 1)(F + I - 2W) is reached only where
     a rank may update without waiting for the others; with a barrier there (a gradient norm is one) the bubble is
-    (ranks - 1) F, which at equal times is ZB-H1's.
+    (ranks - 1) max(F, F + I - 2W), which at equal times is ZB-H1's.
     """
     return _handcrafted("zb-h2", num_ranks, num_micro_batches, 2)
 
