@@ -15,19 +15,7 @@ from hpctrain.plan.pipeline.proof import prove
 from hpctrain.plan.pipeline.simulate import Times, simulate
 from hpctrain.plan.pipeline.text import from_text, plan_to_text
 from hpctrain.plan.schedule import OptimizerStep, SendActivation, SendGrad
-
-
-@st.composite
-def plans(draw):
-    name = draw(st.sampled_from(list(SCHEDULES)))
-    ranks, micro_batches = draw(st.integers(1, 6)), draw(st.integers(1, 12))
-    takes = SCHEDULES[name][1]
-    options = {"chunks": draw(st.integers(1, 3))} if "chunks" in takes else {}
-    if "per_update" in takes:
-        options["per_update"] = draw(st.integers(max(1, ranks - 1), ranks + 3))
-    if "limit" in takes:
-        options["limit"] = draw(st.integers(1, 2 * ranks))
-    return schedule(name, ranks, micro_batches, **options)
+from tests.pipeline_cases import plans
 
 
 @given(plans())

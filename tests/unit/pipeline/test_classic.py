@@ -49,6 +49,11 @@ def test_one_stage_is_accumulation():
         assert one_f_one_b(1, m).orders[0] == naive(1, m).orders[0] == tuple(accumulate(m))
 
 
+def test_one_chunk_is_1f1b():
+    for ranks, micro_batches in ((1, 1), (3, 2), (4, 9)):
+        assert interleaved(ranks, micro_batches, 1).orders == one_f_one_b(ranks, micro_batches).orders
+
+
 def test_the_order_table_of_megatron():
     assert [i for i, _ in order_table(5, 2, 3)] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
     assert [c for _, c in order_table(5, 2, 3)] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpctrain.plan.pipeline.dual import dualpipe, dualpipe_v
 from hpctrain.plan.pipeline.simulate import Times, simulate
 from hpctrain.plan.pipeline.stash import peaks
+from hpctrain.plan.schedule import symbol, to_text
 
 
 def paired(plan, *times):
@@ -37,6 +38,17 @@ def test_the_bubble_of_the_table(ranks, forward, backward, weight):
 def test_one_after_the_other_is_no_slower():
     for plan in (dualpipe(8, 20), dualpipe_v(4, 10)):
         assert simulate(plan).makespan <= paired(plan).makespan
+
+
+def test_few_micro_batches_are_a_whole_schedule_with_holes():
+    whole = dualpipe_v(3, 6)
+    for count in range(1, 6):
+        for order, full in zip(dualpipe_v(3, count).orders, whole.orders):
+            kept = [symbol(a, stages=True).rstrip("*") for a in full if getattr(a, "micro_batch", 0) < count]
+            assert [symbol(a, stages=True).rstrip("*") for a in order] == kept
+    alone = [symbol(a, stages=True) for a in dualpipe(4, 1).orders[1]]
+    assert alone == ["1F0", "1B0*", "R", "U"]
+    assert to_text(dualpipe(2, 2).orders[0], stages=True) == "0F0 3F1 3B1* 0B0* R U"
 
 
 @given(st.integers(1, 7), st.integers(1, 20))

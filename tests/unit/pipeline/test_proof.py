@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from hpctrain.errors import PlanError
 from hpctrain.plan.pipeline.classic import gpipe, one_f_one_b
-from hpctrain.plan.pipeline.plan import make_plan, plan_of
+from hpctrain.plan.pipeline.plan import plan_of
 from hpctrain.plan.pipeline.proof import buffers_needed, prove
 from hpctrain.plan.pipeline.simulate import simulate
 from hpctrain.plan.pipeline.text import from_text
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward, SendActivation
+from tests.pipeline_cases import runnable
 
 HEAD = "schedule mine\nstages {}\nmicro-batches {}\n"
 
@@ -84,33 +85,6 @@ def test_a_users_function():
 
     plan = plan_of(backwards_reversed, 3, 4)
     assert (plan.name, prove(plan).messages, simulate(plan).makespan) == ("backwards_reversed", 16, 18)
-
-
-@st.composite
-def runnable(draw):
-    """Any schedule at all: a random rank does a random thing that can be done now, until all is done."""
-    ranks, stages, micro_batches = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    places = [draw(st.integers(0, ranks - 1)) for _ in range(stages)]
-    left = {("F", s, i) for s in range(stages) for i in range(micro_batches)}
-    for s in range(stages):
-        for i in range(micro_batches):
-            left |= {("B", s, i)} if draw(st.booleans()) else {("I", s, i), ("W", s, i)}
-    done, orders = set(), [[] for _ in range(ranks)]
-
-    def ready(kind, s, i):
-        if kind == "F":
-            return s == 0 or ("F", s - 1, i) in done
-        if kind == "W":
-            return ("I", s, i) in done
-        return ("F", s, i) in done and (s == stages - 1 or ("B", s + 1, i) in done or ("I", s + 1, i) in done)
-
-    while left:
-        kind, s, i = draw(st.sampled_from(sorted(what for what in left if ready(*what))))
-        left.remove((kind, s, i))
-        done.add((kind, s, i))
-        orders[places[s]].append({"F": Forward(i, s), "B": Backward(i, stage=s), "I": BackwardInput(i, s),
-                                  "W": BackwardWeight(i, stage=s)}[kind])
-    return make_plan("random", micro_batches, places, orders)
 
 
 @given(runnable())

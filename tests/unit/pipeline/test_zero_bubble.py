@@ -10,6 +10,7 @@ from hpctrain.plan.pipeline.draw import grid
 from hpctrain.plan.pipeline.simulate import Times, simulate
 from hpctrain.plan.pipeline.stash import peak_bytes, peaks
 from hpctrain.plan.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
+from hpctrain.plan.schedule import symbol
 
 
 def idle(timeline):
@@ -70,6 +71,14 @@ def test_the_v_is_never_idle(ranks, more):
     assert idle(timeline) == [0] * ranks
     assert timeline.makespan == 3 * plan.num_micro_batches + (ranks - 1) / 2
     assert {p.held for p in peaks(plan)} == {min(2 * ranks, 2 * plan.num_micro_batches)}
+
+
+def test_a_v_of_few_micro_batches_is_one_with_holes():
+    whole = zb_v(3, 5)
+    for count in range(1, 5):
+        for order, full in zip(zb_v(3, count).orders, whole.orders):
+            kept = [symbol(a, stages=True).rstrip("*") for a in full if getattr(a, "micro_batch", 0) < count]
+            assert [symbol(a, stages=True).rstrip("*") for a in order] == kept
 
 
 def test_bytes():
