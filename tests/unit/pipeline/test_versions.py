@@ -11,7 +11,7 @@ from hpctrain.errors import ConfigError, PlanError
 from hpctrain.plan.pipeline.plan import make_plan
 from hpctrain.plan.pipeline.stale import pipedream, pipedream_2bw
 from hpctrain.plan.pipeline.versions import versions
-from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads
+from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads, to_text
 
 LR = 0.05
 START = [0.9, 1.1, -0.8, 1.2]
@@ -84,6 +84,11 @@ def test_two_versions_are_enough(n, per_update, micro_batches):
     plan = pipedream_2bw(n, micro_batches, per_update)
     assert run(plan) == pytest.approx(history[-1], rel=1e-12, abs=1e-12)
     assert max(versions(plan).kept) <= 2
+
+
+def test_every_update_has_its_star():
+    assert to_text(pipedream(1, 2).orders[0]) == "F0 B0* R U F1 B1* R U"
+    assert to_text(pipedream_2bw(2, 5, 2).orders[1]) == "F0 B0 F1 B1* R U F2 B2 F3 B3* R U F4 B4* R U"
 
 
 def test_the_table():
