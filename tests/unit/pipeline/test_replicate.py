@@ -71,6 +71,10 @@ def test_one_stage():
     assert replicate(layers, 3, 1e9).stages == (Stage(0, 1, 3),)
 
 
+def test_fewest_stages_among_equals():
+    assert replicate([Layer(1, 1), Layer(1, 1)], 2, 1.0).stages == (Stage(0, 2, 2),)
+
+
 def test_refused():
     for arguments in (([Layer()], 0, 1.0), ([Layer()], 1, 0.0), ([Layer()], 1, 1.0, 0)):
         with pytest.raises(ConfigError, match="must be above 0"):
