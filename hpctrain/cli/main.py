@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from hpctrain import __version__, env
 from hpctrain.cli import bench, ckpt, data
 from hpctrain.cli.doctor import doctor
+from hpctrain.cli.draw import draw
 from hpctrain.cli.plan import plan
 from hpctrain.cli.train import train
 from hpctrain.errors import HpctrainError
@@ -40,6 +41,7 @@ _commands = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, 
                         rich_markup_mode=None, help="Train large models on supercomputers, started by mpirun or srun.")
 _commands.command()(train)
 _commands.command()(plan)
+_commands.command()(draw)
 _commands.command()(doctor)
 _commands.add_typer(data.app, name="data")
 _commands.add_typer(ckpt.app, name="ckpt")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+#: Ranks times micro-batches above which simulating every pipeline schedule would take seconds.
+MOST_SIMULATED = 4096
+
 
 def plan(
     config: Annotated[Path, typer.Argument(help="TOML file; see `hpctrain train --help-config`.")],
@@ -49,6 +52,8 @@ def plan(
         console.print(table)
     if stages:
         console.print(stages_table(loaded, batch, ranks_per_node))
+    if mesh.length("pipeline") > 1:
+        console.print(_table("pipeline schedules", _pipeline_rows(mesh.length("pipeline"), batch.accumulation)))
     console.print(_table("run", _run_rows(batch, loaded)))
 
 
@@ -81,6 +86,30 @@ def _batch_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:
         ("samples a rank and update", str(batch.micro * batch.accumulation)),
         ("tokens an update", f"{batch.size} x {config.length} = {batch.size * config.length:,}"),
     ]
+
+
+def _pipeline_rows(num_ranks: int, num_micro_batches: int) -> list[tuple[str, str]]:
+    """What each schedule with a flush would cost, all stages alike, a backward twice a forward.
+
+    Not the automatic one, which is for measured times.
+    """
+    from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
+    from hpctrain.plan.pipeline.simulate import simulate
+    from hpctrain.plan.pipeline.stash import peaks
+
+    sizes = f"{num_ranks} ranks, {num_micro_batches} micro-batches"
+    if num_ranks * num_micro_batches > MOST_SIMULATED:
+        return [("bubble", f"{sizes}: `hpctrain draw` simulates one schedule of this size")]
+    rows = [("bubble of", f"{sizes}, as part of the ideal time")]
+    for name, (_, options) in SCHEDULES.items():
+        if "times" in options:
+            continue
+        plan = schedule(name, num_ranks, num_micro_batches)
+        if plan.weights == "one":
+            most = max(peak.held for peak in peaks(plan)) * num_ranks / plan.depth  # a chunk holds less than a rank
+            bubble = 100 * simulate(plan).bubble_of_ideal
+            rows.append((name, f"{bubble:.1f} %, a rank holds up to {most:.4g} micro-batch{'es' * (most != 1)}"))
+    return rows
 
 
 def _run_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:

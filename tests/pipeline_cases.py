@@ -1,0 +1,49 @@
+"""Pipelines for property-based tests: those of the register at random sizes, and any other that can be run."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
+from hpctrain.plan.pipeline.plan import make_plan
+from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
+
+
+@st.composite
+def plans(draw):
+    name = draw(st.sampled_from(list(SCHEDULES)))
+    ranks, micro_batches = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    takes = SCHEDULES[name][1]
+    options = {"chunks": draw(st.integers(1, 3))} if "chunks" in takes else {}
+    if "per_update" in takes:
+        options["per_update"] = draw(st.integers(max(1, ranks - 1), ranks + 3))
+    if "limit" in takes:
+        options["limit"] = draw(st.integers(1, 2 * ranks))
+    return schedule(name, ranks, micro_batches, **options)
+
+
+@st.composite
+def runnable(draw):
+    """Any schedule at all: a random rank does a random thing that can be done now, until all is done."""
+    ranks, stages, micro_batches = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    places = [draw(st.integers(0, ranks - 1)) for _ in range(stages)]
+    left = {("F", s, i) for s in range(stages) for i in range(micro_batches)}
+    for s in range(stages):
+        for i in range(micro_batches):
+            left |= {("B", s, i)} if draw(st.booleans()) else {("I", s, i), ("W", s, i)}
+    done, orders = set(), [[] for _ in range(ranks)]
+
+    def ready(kind, s, i):
+        if kind == "F":
+            return s == 0 or ("F", s - 1, i) in done
+        if kind == "W":
+            return ("I", s, i) in done
+        return ("F", s, i) in done and (s == stages - 1 or ("B", s + 1, i) in done or ("I", s + 1, i) in done)
+
+    while left:
+        kind, s, i = draw(st.sampled_from(sorted(what for what in left if ready(*what))))
+        left.remove((kind, s, i))
+        done.add((kind, s, i))
+        orders[places[s]].append({"F": Forward(i, s), "B": Backward(i, stage=s), "I": BackwardInput(i, s),
+                                  "W": BackwardWeight(i, stage=s)}[kind])
+    return make_plan("random", micro_batches, places, orders)
