@@ -86,12 +86,14 @@ def _rows(config: Config, batch: Batch, partition: Partition, rank: int) -> tupl
 
 
 def _partition(config: Config, batch: Batch, ranks_per_node: int) -> Partition:
-    zero, one_node = config.zero, ranks_per_node >= batch.data
+    zero, offload, one_node = config.zero, config.offload, ranks_per_node >= batch.data
     if zero.stage == 3 and zero.share == "node" and not one_node:
         raise ConfigError(f"zero.share = 'node' needs all {batch.data} ranks on one node, --ranks-per-node is "
                           f"{ranks_per_node}; legal here are 'none' or 'auto'")
     share = "node" if zero.share != "none" and one_node else "none"
-    return Partition(batch.data, zero.stage, share, ranks_per_node, zero.accumulate, zero.bucket_bytes)
+    return Partition(batch.data, zero.stage, share, ranks_per_node, zero.accumulate, zero.bucket_bytes,
+                     states=offload.states or "device", gradients=offload.gradients or "device",
+                     parameters=offload.parameters or "device", delay=offload.delay)
 
 
 def _shape(config: Config) -> Any:

@@ -9,7 +9,8 @@ buffers that training uses (whole elements, padding and uneven parts included).
     gradients         all         all      own      own                         accumulate type
     gradient windows  -           -        two buckets                          reduce type; all stages if another
     gradient copy     all         own      own      own                         only of trainers that make one
-    master            all         own      own      own                         only where it is not the compute type
+    master            all         own      own      own                         only where it is not the compute type, or late
+    late gradients    all         own      own      own                         only where updates come a step late
     moments           all         own      own      own                         master type
     gather windows    -           -        -        two units, unless shared    compute type
     unit in use       -           -        -        one unit, unless shared     compute type
@@ -107,6 +108,7 @@ class Partition:
         bucket_bytes: as for `plan.flat.make_buckets`; `by_regions` looks at the buckets themselves.
         num_windows: buckets, and units, under way at a time.
         states, gradients, parameters: where they are kept: "device", "host" or "disk".
+        delay: updates come one step late, from a copy of the gradients and into masters of their own.
     """
 
     num_ranks: int = 1
@@ -119,6 +121,7 @@ class Partition:
     states: str = "device"
     gradients: str = "device"
     parameters: str = "device"
+    delay: bool = False
 
     def __post_init__(self) -> None:
         places = ("device", "host", "disk")
@@ -249,10 +252,13 @@ def _rows(parts: Sequence[tuple[_Elements, tuple[str, str, str, str]]], partitio
         if e.trained:
             updated = e.own if partition.stage else e.all
             sizes["gradients"] += (e.all if partition.whole_gradients else e.own) * accumulate
-            sizes["master"] += updated * master * (types[3] != types[0])
+            sizes["master"] += updated * master * (types[3] != types[0] or partition.delay)
             sizes["moments"] += updated * master * num_moments
+            if partition.delay:
+                sizes["late gradients"] = sizes.get("late gradients", 0) + updated * accumulate
     where = {"parameters": "node" if partition.shared else partition.parameters, "gradients": partition.gradients,
-             "gradient copy": partition.gradients, "master": partition.states, "moments": partition.states}
+             "gradient copy": partition.gradients, "late gradients": partition.gradients, "master": partition.states,
+             "moments": partition.states}
     return tuple(MemoryRow(name, size, where.get(name, "device")) for name, size in (sizes | windows).items())
 
 

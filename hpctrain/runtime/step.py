@@ -237,8 +237,11 @@ class Trainer:
     def _planned_memory(self) -> tuple[MemoryRow, ...]:
         zero, n = self.options.zero, self._group.size
         share = "node" if self._flat.parameters.shared else "none"
-        return by_regions(self._flat.regions, self._group.rank, Partition(n, zero.stage, share, n, zero.accumulate),
-                          num_moments=len(self.optimizer.state))
+        offload = zero.offload
+        partition = Partition(n, zero.stage, share, n, zero.accumulate, states=offload.states or "device",
+                              gradients=offload.gradients or "device", parameters=offload.parameters or "device",
+                              delay=offload.delay)
+        return by_regions(self._flat.regions, self._group.rank, partition, num_moments=len(self.optimizer.state))
 
     def _held(self) -> Iterator[tuple[str, int]]:
         """(row of the memory plan, bytes) of all that this rank holds; of a node's memory its share."""
@@ -250,6 +253,7 @@ class Trainer:
                 yield "master", num_bytes(self._arrays, master.array)
         units = [] if flat.units is None else flat.units.windows
         arrays = [*(("gradients", held.array) for held in flat.gradients.held),
+                  *(("late gradients", held.array) for held in self._delayed.held),
                   *(("gradient windows", window) for window in flat.gradients.windows),
                   *(("gather windows", window) for window in units),
                   *(("moments", state) for slot in self.optimizer.state.values() for state in slot)]

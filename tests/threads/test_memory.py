@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,30 @@ def test_every_stage_holds_what_was_planned(model: str, num_ranks: int) -> None:
                     assert row.difference is not None and abs(row.difference) < 0.05, (stage, types, row)
                 else:
                     assert row.planned == (0, 0) and row.measured in (None, (0, 0)), (stage, types, row)
+
+    run_threads(num_ranks, run)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_what_is_on_disk_or_late_is_held_as_planned(num_ranks: int, tmp_path: Path) -> None:
+    offloads = [{"states": "disk"}, {"states": "disk", "gradients": "disk"}, {"delay": True, "delay_start": 0},
+                {"states": "disk", "gradients": "disk", "delay": True}]
+
+    def run(transport: Any) -> None:
+        for offload in offloads:
+            context = parity.context_of(transport)
+            zero = hpctrain.Zero(stage=2, bucket_bytes=1 << 12,
+                                 offload=hpctrain.Offload(directory=tmp_path, **offload))
+            trainer = Trainer(context, MODELS["gpt"](), optimizer=hpctrain.AdamW(), zero=zero)
+            rows = {row.name: row for row in compare(context.world, trainer._planned_memory(), trainer._held())}
+            places = {row.name: row.where for row in trainer._planned_memory()}
+            assert places["moments"] == offload.get("states", "device")
+            assert places["gradients"] == offload.get("gradients", "device")
+            late = ["master", "late gradients"] if "delay" in offload else []
+            for name in ("parameters", "gradients", "moments", *late):
+                assert rows[name].difference is not None and abs(rows[name].difference) < 0.05, (offload, rows[name])
+                assert rows[name].planned[1] > 0
+            assert ("late gradients" in rows) == bool(late)
 
     run_threads(num_ranks, run)
 
