@@ -9,7 +9,7 @@ buffers that training uses (whole elements, padding and uneven parts included).
     gradients         all         all      own      own                         accumulate type
     gradient windows  -           -        two buckets                          reduce type; all stages if another
     gradient copy     all         own      own      own                         only of trainers that make one
-    master            all         own      own      own                         only where it is not the compute type, or late
+    master            all         own      own      own                         only where it is not the compute type
     late gradients    all         own      own      own                         only where updates come a step late
     moments           all         own      own      own                         master type
     gather windows    -           -        -        two units, unless shared    compute type
