@@ -132,6 +132,7 @@ def main(name: str, file: str, contenders: tuple[str, ...], make: Callable[..., 
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--regimes", nargs="+", default=list(REGIMES), choices=list(REGIMES))
+    parser.add_argument("--no-memory", action="store_true", help="only times")
     options = parser.parse_args()
     if options.worker:
         worker(options.worker[0], options.worker[1:], options.rounds, make)
@@ -140,7 +141,7 @@ def main(name: str, file: str, contenders: tuple[str, ...], make: Callable[..., 
     for regime in options.regimes:
         for num_ranks in options.ranks:
             rows += run_job(num_ranks, [file, "--rounds", str(options.rounds), "--worker", regime, *contenders])
-            for contender in contenders:
+            for contender in () if options.no_memory else contenders:
                 rows += run_job(num_ranks, [file, "--rounds", "3", "--worker", regime, contender])
     report(name, rows)
 

@@ -2,9 +2,10 @@
 
     python bench/zero.py
 
-Regimes, model, data, optimizer and the bound (`no exchange`) are those of `bench/step.py`: DDP with
+Regimes, model, data, optimizer and the bound (`no exchange`) are those of `bench/step.py`. DDP with
 ZeroRedundancyOptimizer is stage 1 of torch, FSDP2 (`fully_shard`) stage 2 without and stage 3 with resharding after
-forward; DeepSpeed takes part where it is installed. Peak memory growth is measured in jobs of one contender each; it begins before the model is made.
+forward; DeepSpeed takes part where it is installed. Peak memory growth is measured in jobs of one contender each; it
+begins before the model is made.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def make(contender: str, regime: str, context: Any) -> Callable[[Any], Any]:
         fully_shard(model, mesh=mesh, reshard_after_forward=contender == RESHARDED)
         return torch_step(model, torch.optim.AdamW(model.parameters(), **TORCH_ADAMW), zero=False)
     if contender in DEEPSPEED:
-        return deepspeed_step(make_model(regime), DEEPSPEED[contender], len(make_batches(regime, 0, context.size, 1)[0][0]))
+        rows = len(make_batches(regime, 0, context.size, 1)[0][0])
+        return deepspeed_step(make_model(regime), DEEPSPEED[contender], rows)
     return make_step(contender, regime, context)
 
 
