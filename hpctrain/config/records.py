@@ -34,7 +34,8 @@ class Run:
     seed: int = option(0, "Initial values and the order of the samples are functions of this number.", low=0)
     steps: int = option(100, "Number of updates after which the run is finished.", low=1)
     dtype: str = option("float32", "Element type of parameters and arithmetic.", legal=("float32", "float64"))
-    progress_thread: bool = option(True, "Whether a thread of each rank moves reductions on while the rank computes.")
+    progress_thread: bool | None = option(None, "Whether a thread of each rank moves reductions on while the rank "
+                                          "computes; when not given, where each rank has a core of its own.")
 
     @property
     def directory(self) -> Path:

@@ -24,7 +24,7 @@ from hpctrain.collectives.progress import Progress
 from hpctrain.contracts import Model, Transport
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
-from hpctrain.runtime.cores import crowding
+from hpctrain.runtime.cores import crowding, fair_shares
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.oversight import Oversight
@@ -84,6 +84,7 @@ class Context:
         self._threads.apply_to_loaded(arrays_of)
         self._announce(allowed)
         self._progress: Progress | None = None
+        self._has_core = fair_shares(host[1])[host[0]] >= 1
         self._oversight.join(self.world)
 
     @property
@@ -96,13 +97,15 @@ class Context:
         """Whether this rank got a signal to stop. Local: what to do about it, all ranks decide together."""
         return self.signals.requested
 
-    def progress(self, wanted: bool = True) -> bool:
+    def progress(self, wanted: bool | None = None) -> bool:
         """Whether collectives under way move on by a thread of their own from now on, as `wanted` if possible. Local.
 
-        Holds for the world and for subgroups made from now on. Where the transport bears one thread only (an MPI that
-        grants less than MPI_THREAD_MULTIPLE), they move on in this rank's calls alone, and rank 0 says so.
+        None: where this rank has a core of its own; ranks that share one would take it from each other. Holds for the
+        world and for subgroups made from now on. Where the transport bears one thread only (an MPI that grants less
+        than MPI_THREAD_MULTIPLE), they move on in this rank's calls alone, and rank 0 says so.
         """
         possible = self.size > 1 and self.world.transport.concurrent
+        wanted = self._has_core if wanted is None else wanted
         if wanted and self.size > 1 and not possible:
             log.once(f"hpctrain: no progress thread, since {self.library or 'this transport'} grants less than "
                      "MPI_THREAD_MULTIPLE; collectives under way move on only while a rank is in a call")
@@ -183,7 +186,7 @@ _running: list[Context] = []
 
 
 def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None,
-          ranks_per_node: int | None = None, progress: bool = True) -> Context:
+          ranks_per_node: int | None = None, progress: bool | None = None) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.

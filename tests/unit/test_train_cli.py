@@ -12,8 +12,9 @@ import hpctrain
 from hpctrain.cli.train import train
 
 
-@pytest.mark.parametrize(("settings", "expected"), [([], True), (["run.progress_thread=false"], False)])
-def test_the_progress_thread(settings: list[str], expected: bool, tmp_path: Path,
+@pytest.mark.parametrize(("settings", "expected"), [([], None), (["run.progress_thread=false"], False),
+                                                    (["run.progress_thread=true"], True)])
+def test_the_progress_thread(settings: list[str], expected: bool | None, tmp_path: Path,
                              monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     world = SimpleNamespace(on_root=lambda function: function())
