@@ -201,8 +201,11 @@ class Arrays(Protocol):
     def assign(self, target: Array, source: Array) -> None:
         """`target[...] = source` for any layout and dtype of the two (cast with one rounding); equal element counts."""
 
-    def combine(self, operation: str, target: Array, source: Array) -> None:
-        """`target = operation(target, source)` in place; `dtypes.OPERATIONS` but "mean"; source may be narrower."""
+    def combine(self, operation: str, target: Array, source: Array, first: Array | None = None) -> None:
+        """`target = operation(target, source)` in place; `dtypes.OPERATIONS` but "mean"; source may be narrower.
+
+        With `first`, of target's dtype, `target = operation(first, source)` in one pass.
+        """
 
     def scale(self, array: Array, factor: float) -> None:
         """`array *= factor` in place."""

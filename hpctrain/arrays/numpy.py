@@ -77,8 +77,8 @@ class NumpyArrays:
     def assign(self, target: Array, source: Array) -> None:
         np.copyto(target, source.reshape(target.shape), casting="unsafe")
 
-    def combine(self, operation: str, target: Array, source: Array) -> None:
-        _COMBINE[operation](target, source, out=target)
+    def combine(self, operation: str, target: Array, source: Array, first: Array | None = None) -> None:
+        _COMBINE[operation](target if first is None else first, source, out=target)
 
     def scale(self, array: Array, factor: float) -> None:
         if array.dtype.itemsize == 2:

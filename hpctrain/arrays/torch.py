@@ -87,16 +87,16 @@ class TorchArrays:
         else:
             target.copy_(source.reshape(target.shape))
 
-    def combine(self, operation: str, target: Array, source: Array) -> None:
+    def combine(self, operation: str, target: Array, source: Array, first: Array | None = None) -> None:
+        first = target if first is None else first
         if target.dtype in _LENT:
-            target, source = target.numpy(), source.numpy()
             from hpctrain.arrays.numpy import NumpyArrays
 
-            NumpyArrays().combine(operation, target, source)
+            NumpyArrays().combine(operation, target.numpy(), source.numpy(), first.numpy())
         else:
             if operation != "sum" and source.dtype != target.dtype:
                 source = source.to(target.dtype)
-            _COMBINE[operation](target, source, out=target)
+            _COMBINE[operation](first, source, out=target)
 
     def scale(self, array: Array, factor: float) -> None:
         array.detach().mul_(factor)

@@ -101,7 +101,7 @@ class Neighbours:
         return self.arrays.from_memory(view, self.dtype)
 
     def reduce(self, total: Sum, pieces: Sequence[Array], targets: Sequence[Array]) -> None:
-        """Every target becomes the reduction of the pieces, added in their order; targets[0] may be pieces[0]."""
+        """Every target becomes the reduction of the pieces, two or more, in order; targets[0] may be pieces[0]."""
         arrays = self.arrays
         count = arrays.shape(pieces[0])[0]
         length = max(1, BLOCK_BYTES // self.num_bytes)
@@ -109,10 +109,13 @@ class Neighbours:
         for a in range(0, count, length):
             block = slice(a, min(a + length, count))
             first = targets[0][block]
-            into = first if carried is None else carried[0][: block.stop - a]
-            if carried is not None or targets[0] is not pieces[0]:
+            into, rest = first if carried is None else carried[0][: block.stop - a], pieces[1:]
+            if carried is not None:
                 arrays.assign(into, pieces[0][block])
-            for piece in pieces[1:]:
+            elif targets[0] is not pieces[0]:
+                arrays.combine(total.operation, into, rest[0][block], pieces[0][block])
+                rest = rest[1:]
+            for piece in rest:
                 arrays.combine(total.operation, into, piece[block])
             if total.factor is not None:
                 arrays.scale(into, total.factor)

@@ -98,6 +98,8 @@ def test_combine(arrays: Any, dtype: str) -> None:
         target = as_library(a, arrays.name)
         arrays.combine(operation, target, as_library(b, arrays.name))
         np.testing.assert_array_equal(to_numpy(target), function(a, b).astype(a.dtype), err_msg=operation)
+        arrays.combine(operation, target, as_library(a, arrays.name), as_library(b, arrays.name))
+        np.testing.assert_array_equal(to_numpy(target), function(b, a).astype(a.dtype), err_msg=operation)
 
 
 @backends
