@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -29,10 +30,13 @@ class Pair(torch.nn.Module):
         self.a = torch.nn.Parameter(torch.full((1,), value))
         self.b = torch.nn.Parameter(torch.full((1,), value))
 
+    def forward(self, function: Callable[[Pair], torch.Tensor]) -> torch.Tensor:
+        return function(self)
+
 
 def linear(module: Pair, x: tuple[float, float]) -> tuple[torch.Tensor, float]:
     """d loss / d a = x[0], d loss / d b = x[1]."""
-    return (module.a.float() * x[0] + module.b.float() * x[1]).sum(), 1.0
+    return module(lambda m: (m.a.float() * x[0] + m.b.float() * x[1]).sum()), 1.0
 
 
 def on_threads(num_ranks: int, function: Any) -> list[Any]:
@@ -109,7 +113,7 @@ CASES = [((BAD, 1.0), "micro-batch 1: the loss"), ((3e38, 1.0), "micro-batch 1: 
 
 def squared(module: Pair, x: tuple[float, float]) -> tuple[torch.Tensor, float]:
     """The gradient of `a` is 2 x[0], which may overflow where the loss does not."""
-    return (module.a * 0 + 1).sum() * 0 + (module.b * x[1]).sum() + Doubled.apply(module.a, x[0]).sum(), 1.0
+    return module(lambda m: (m.b * x[1]).sum() + Doubled.apply(m.a, x[0]).sum()), 1.0
 
 
 class Doubled(torch.autograd.Function):
