@@ -74,7 +74,8 @@ def options(**changed: Any) -> dict[str, Any]:
 
 def alone(batches: Sequence[Sequence[Any]], made: list[Any], **changed: Any) -> Seen:
     """The truth: one process, the whole network."""
-    return observe(Trainer(parity.context_of(single()), n.network(made, n.cross_entropy), **options(**changed)), batches)
+    trainer = Trainer(parity.context_of(single()), n.network(made, n.cross_entropy), **options(**changed))
+    return observe(trainer, batches)
 
 
 def share(batches: Sequence[Sequence[Any]], trainer: PipelineTrainer) -> list[list[Any]]:

@@ -1,7 +1,7 @@
 """Memory for what is received, used again when nobody holds an array in it any more.
 
-A stage may keep what it received, or pass it on as it is, for as long as it likes: memory comes back when the last array
-over it is gone, not at a moment that somebody has to name. Local; knows no messages.
+A stage may keep what it received, or pass it on as it is, for as long as it likes: memory comes back when the last
+array over it is gone, not at a moment that somebody has to name. Local; knows no messages.
 """
 
 from __future__ import annotations

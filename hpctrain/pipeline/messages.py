@@ -3,10 +3,10 @@
     activations   frame | arrays, if the receiver awaits them | text of the form, if it is new | arrays, if not yet sent
     gradients     arrays                                        both ends know the form: that of the activation
 
-The frame is the length of the text, 0 where the form is the one before. Each receiver awaits one message ahead. Whether
-it awaits the arrays too, both ends know: it does where the last two messages had arrays of the same types and shapes. If
-they have changed all the same, the sender first sends as much as is awaited, of no meaning. Where the form of a
-gradient has no array that needs one, there is no message.
+The frame is the length of the text, 0 where the form is the one before. Each receiver awaits one message ahead.
+Whether it awaits the arrays too, both ends know: it does where the last two messages had arrays of the same types and
+shapes. If they have changed all the same, the sender first sends as much as is awaited, of no meaning. Where the form
+of a gradient has no array that needs one, there is no message.
 
 Owns this protocol, on one channel of a group each. Knows no schedule: who sends in which order is derived elsewhere.
 """

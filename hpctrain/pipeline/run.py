@@ -4,9 +4,9 @@
     2B1   gradient of the outputs, stash -> gradient of       2SG1  ... of the inputs, to the       2RG1  ... of the
           the inputs, of the parameters                             stage before                          outputs
 
-Neighbours on one rank hand nests over as they are. A stash is let go of at the end of its backward, or of the first part
-of it. Where nothing up to a stage is trained, or no gradient of its outputs comes, its backwards do nothing. Knows models,
-messages and the actions; the order of the actions is given.
+Neighbours on one rank hand nests over as they are. A stash is let go of at the end of its backward, or of the first
+part of it. Where nothing up to a stage is trained, or no gradient of its outputs comes, its backwards do nothing.
+Knows models, messages and the actions; the order of the actions is given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from hpctrain.collectives import Group
@@ -283,7 +284,7 @@ def channel_numbers(places: Sequence[int]) -> dict[Channel, int]:
     """
     numbers: dict[Channel, int] = {}
     counts: dict[tuple[int, int], int] = {}
-    pairs = list(enumerate(zip(places, places[1:], strict=False)))
+    pairs = list(enumerate(pairwise(places)))
     channels: list[tuple[Channel, tuple[int, int]]] = [(("activation", s), (a, b)) for s, (a, b) in pairs]
     channels += [(("grad", s + 1), (b, a)) for s, (a, b) in pairs]
     for channel, pair in channels:

@@ -89,9 +89,9 @@ class Pipeline:
 def check_zero(zero: Zero) -> None:
     """Raises UnsupportedError for what does not go with a pipeline."""
     if zero.stage > 1:
-        raise UnsupportedError(f"zero.stage = {zero.stage} with a pipeline is not supported: every micro-batch of every "
-                               "stage would gather or reduce by itself, and the schedule would wait for it; legal are "
-                               "0 or 1")
+        raise UnsupportedError(f"zero.stage = {zero.stage} with a pipeline is not supported: each micro-batch of each "
+                               "stage would gather or reduce by itself, and the schedule would wait for it; legal "
+                               "are 0 or 1")
     if zero.offload.on_disk or zero.offload.delay:
         raise UnsupportedError("zero.offload with a pipeline is not supported; legal is none")
 

@@ -68,7 +68,7 @@ class SavedState:
         self._optimizer = optimizer
         self._aliases = parallel.joined({p.name: list(p.aliases) for p in flat.placements if p.aliases})
         names = [*(p.name for p in flat.placements), *flat.model.buffers()]
-        self._everywhere = parallel.joined({name: True for name in names}).keys()
+        self._everywhere = parallel.joined(dict.fromkeys(names, True)).keys()
         self._flat = flat
         self._sources = [_Source(region, master, self._arrays.dtype(master.array), "param")
                          for region, master in zip(flat.regions, flat.parameters.masters, strict=True)]

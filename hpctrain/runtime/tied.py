@@ -1,8 +1,8 @@
 """Parameters that several stages of a pipeline have: one sum of gradients, one set of bits in all copies.
 
-    stage 0   gradient of "embedding"  \\
-                                         all-reduce over all ranks that have it -> the same sum in each one's gradients
-    stage 3   gradient of "embedding"  /
+    stage 0   gradient of "embedding"  -+
+                                        |- all-reduce over all ranks that have it: the same sum in each one's gradients
+    stage 3   gradient of "embedding"  -+
 
 The sum over stages and over the data axis is one reduction, before anything is shared out, so every copy sees the same
 bits and stays equal to the others. All other gradients go on to the collector that reduces them over the data axis.

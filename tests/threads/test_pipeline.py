@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from itertools import pairwise
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
