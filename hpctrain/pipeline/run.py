@@ -81,7 +81,7 @@ class PipelineRun:
     Attributes:
         peaks: for each stage of this rank, the most stashes there were at one time in the last `train`.
         spans: what ran when in the last `train`, in seconds since it began on this rank.
-        aligned: whether all ranks begin at the same moment, by a barrier.
+        aligned: whether all ranks wait for each other at the beginning, so that their times can be compared.
     """
 
     def __init__(self, places: Sequence[int], models: Mapping[int, Model], group: Group, arrays: Arrays,
@@ -146,9 +146,7 @@ class PipelineRun:
         self._start(order)
         self._batches, self._gradients, self._scale, self._training = batches, gradients, scale, True
         self.peaks = {stage: Peak(0, 0) for stage in self._models}
-        if self.aligned:
-            self._group.barrier()
-        self.spans, self._began = [], time.perf_counter()
+        self.spans, self._began = [], self._beginning()
         timed = {Forward: self._forward, Backward: self._backward, BackwardInput: self._backward_input,
                  BackwardWeight: self._backward_weight}
         methods: dict[type, Callable[[Any], None]] = {kind: partial(self._timed, method)
@@ -163,6 +161,14 @@ class PipelineRun:
         self._batches, self._training = batches, False
         execute(order, {Forward: self._forward, **self._message_methods()})
         return self._finish()
+
+    def _beginning(self) -> float:
+        """The moment from which times count. Collective over the group where ranks are aligned."""
+        if not self.aligned:
+            return time.perf_counter()
+        clocks: list[float] = self._group.exchange(time.perf_counter())
+        one_node = len(self._group.transport.node_ranks()) == self._group.size
+        return max(clocks) if one_node else time.perf_counter()  # the ranks of a node have one clock
 
     def _message_methods(self) -> dict[type, Callable[[Any], None]]:
         return {SendActivation: self._send_activation, RecvActivation: self._receive_activation,

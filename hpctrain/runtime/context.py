@@ -137,7 +137,9 @@ class Context:
         from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 
         self.signals.install()
-        return PipelineTrainer(self, stages, pipeline, trace=trace, **options)
+        made = PipelineTrainer(self, stages, pipeline, trace=trace, **options)
+        self._threads.apply(made.model.arrays)
+        return made
 
     def description(self) -> dict[str, Any]:
         """Where and with what this rank runs, as plain values for a checkpoint or a report. Local."""

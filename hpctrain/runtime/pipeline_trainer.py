@@ -28,7 +28,7 @@ class PipelineTrainer(Trainer):
     A step is that of one process: loss, norm, clipping, skipping and loss scale are of the whole model and the whole
     batch. `step` and `evaluate` get the same micro-batches on all ranks of a pipeline. `rank` is that on the data axis;
     `gradients`, `parameters` and `gathered` are about the stages of this rank. Stages that have a parameter of the same
-    name share it: its gradient is the sum over them.
+    name share it: its gradient is the sum over them (who changes one by `gathered` changes all copies alike).
 
     Args:
         context: the job.

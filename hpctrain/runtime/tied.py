@@ -57,6 +57,9 @@ class TiedGradients:
                     self._sums[slot.name] = self._arrays.zeros(slot.stop - slot.start, region.types.accumulate)
         self._groups = {name: group for name, group in groups.items() if name in self._sums}
         self._seen: set[str] = set()
+        # A reduction that passes through a window may wait for another pipeline, in the middle of the schedule; where
+        # that one waits for a rank of this pipeline, too, nobody would go on. Then all reductions come at the end.
+        self._early = all(region.types.reduce == region.types.accumulate for region in flat.trained)
 
     def start(self) -> None:
         """A step begins. Local."""
@@ -67,7 +70,7 @@ class TiedGradients:
 
     def begin(self, *, completes: bool) -> None:
         """A backward of a stage begins. Local."""
-        self._gradients.begin(completes=completes)
+        self._gradients.begin(completes=completes and self._early)
 
     def deliver(self, name: str, gradient: Array) -> None:
         """Takes the gradient of `name` of one backward. Local."""

@@ -19,6 +19,7 @@ import hpctrain.numpy as n
 from hpctrain.errors import ConfigError, NonFiniteError, PlanError, UnsupportedError
 from hpctrain.plan.pipeline.catalogue import schedule
 from hpctrain.plan.pipeline.messages import with_messages
+from hpctrain.plan.pipeline.plan import make_plan
 from hpctrain.plan.pipeline.stash import stage_peaks
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
@@ -101,6 +102,29 @@ def test_masters_of_another_type(zero: int) -> None:
     batches = [pp.global_batch(4, u) for u in range(3)]
     expected = pp.alone(batches, pp.layers(), **how)
     pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline("zb-h2", 3), batches, tolerance=1e-5, **how))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved"])
+def test_sums_that_travel_in_another_type_do_not_hold_up_a_pipeline(name: str) -> None:
+    """Many buckets, few windows, pipelines with different numbers of micro-batches."""
+    how = {"precision": hpctrain.Precision(compute="float64", reduce="float32")}
+    batches = [pp.global_batch(5, u) for u in range(2)]
+    expected = pp.alone(batches, pp.layers(), **how)
+    pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline(name, 2), batches, tolerance=1e-5, **how))
+
+
+def test_a_rank_without_a_stage() -> None:
+    def function(ranks: int, number: int) -> Any:
+        orders = [[], [Forward(i, s) for i in range(number) for s in range(2)]
+                  + [Backward(i, stage=s) for i in range(number) for s in (1, 0)]]
+        return make_plan("second", number, (1, 1), orders)
+
+    def run(context: Any) -> None:
+        pp.case(context, truth(3), Pipeline(function), [pp.global_batch(3, u) for u in range(2)])
+        report = pp.pipelined(context, Pipeline(function)).memory_report()
+        assert "parameters" in report and context.world.broadcast_value(report)[:99] == report[:99]
+
+    pp.on_threads(2, run)
 
 
 def test_a_loss_scale_is_that_of_one_process() -> None:
@@ -188,8 +212,9 @@ def test_the_trace_is_the_plan_that_ran() -> None:
 def broken(how: str) -> Any:
     plan = schedule("1f1b", 2, 2)
     first, second = plan.orders
-    orders = {"missing": (first[1:], second), "cycle": (first, (second[2], second[0], *second[1:2], *second[3:])),
-              "twice": ((first[0], *first), second)}[how]
+    f0, b0, f1, *rest = second  # rank 0 has F0 F1 B0 B1
+    orders = {"missing": (first[1:], second), "twice": ((first[0], *first), second),
+              "cycle": ((first[0], first[2], first[1], *first[3:]), (f1, f0, b0, *rest))}[how]
     return replace(plan, orders=orders)
 
 

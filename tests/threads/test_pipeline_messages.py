@@ -16,6 +16,7 @@ from hpctrain.errors import UnsupportedError
 from hpctrain.pipeline.buffers import Buffers
 from hpctrain.pipeline.messages import GradientReceiver, GradientSender, Link, Receiver, Sender
 from hpctrain.pipeline.nest import Form, describe
+from hpctrain.pipeline.run import channel_numbers
 from hpctrain.transport.threads import run_threads
 
 NUMPY = arrays_of(np.empty(0))
@@ -154,6 +155,30 @@ def test_a_gradient_that_is_left_out_is_zero_and_types_are_those_of_the_activati
 def test_what_cannot_be_sent_is_named(nest: Any, where: str) -> None:
     with pytest.raises(UnsupportedError, match=where):
         describe(nest, arrays_of, is_float)
+
+
+def test_channels_do_not_wait_for_each_other() -> None:
+    def run(transport: Any) -> None:
+        group = parity.context_of(transport).world
+        if group.rank == 0:
+            works = [group.start_send(np.array([float(c)]), 1, channel=c) for c in (31, 0, 7)]
+        else:
+            works = [group.start_recv(np.zeros(1), 0, channel=c) for c in (0, 7, 31)]
+        for work in works:
+            work.wait()
+        if group.rank == 1:
+            assert [float(work.wait()[0]) for work in works] == [0, 7, 31]
+
+    run_threads(2, run)
+
+
+def test_more_channels_than_there_are_is_refused() -> None:
+    numbers = channel_numbers((0, 1) * 16)
+    for sender in (0, 1):
+        mine = sorted(number for (_, stage), number in numbers.items() if stage % 2 == sender)
+        assert mine == list(range(len(mine))) and len(mine) <= 32
+    with pytest.raises(UnsupportedError, match="fewer chunks"):
+        channel_numbers((0, 1) * 17)
 
 
 def test_memory_comes_back_with_the_last_array_over_it() -> None:
