@@ -11,6 +11,8 @@ import pytest
 
 import hpctrain
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
+from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+from hpctrain.runtime.step import Trainer
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -42,9 +44,9 @@ def test_larger_messages() -> None:
 
     generator = np.random.default_rng(2)
     batches = [[tuple(generator.normal(size=(2, 400, width))) for _ in range(4)] for _ in range(2)]
-    truth = pp.observe(hpctrain.runtime.step.Trainer(pp.parity.context_of(pp.single()),
+    truth = pp.observe(Trainer(pp.parity.context_of(pp.single()),
                                                      n.network(make(), n.squared_error), **pp.options()), batches)
-    trainer = hpctrain.runtime.pipeline_trainer.PipelineTrainer(
+    trainer = PipelineTrainer(
         context, lambda s: n.stage(make(), n.squared_error, pp.uniform(4, context.size), s), Pipeline("1f1b"),
         **pp.options())
     pp.compare(pp.observe(trainer, batches), truth)

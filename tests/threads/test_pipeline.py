@@ -23,6 +23,7 @@ from hpctrain.plan.pipeline.plan import make_plan
 from hpctrain.plan.pipeline.stash import stage_peaks
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
+from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 
 SMALL = [(1, 1), (1, 3), (2, 1), (2, 4), (3, 2), (3, 7), (4, 3), (4, 10)]
 CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3)]
@@ -179,7 +180,7 @@ def test_no_more_is_stashed_than_planned(name: str, num_ranks: int, number: int)
             made[s] = Counted(n.stage(network, n.cross_entropy, cut, s))
             return made[s]
 
-        trainer = hpctrain.runtime.pipeline_trainer.PipelineTrainer(context, stage, Pipeline(name), **pp.options())
+        trainer = PipelineTrainer(context, stage, Pipeline(name), **pp.options())
         trainer.step(pp.global_batch(number))
         assert trainer.peaks == {s: planned[s] for s in trainer.peaks}
 
@@ -224,7 +225,7 @@ def test_a_broken_plan_is_refused_before_anything_runs(how: str) -> None:
 
     def run(context: Any) -> None:
         with pytest.raises(PlanError):
-            hpctrain.runtime.pipeline_trainer.PipelineTrainer(context, made.append, Pipeline(broken(how)),
+            PipelineTrainer(context, made.append, Pipeline(broken(how)),
                                                               **pp.options())
 
     pp.on_threads(2, run)
@@ -266,7 +267,7 @@ def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:
         with pytest.raises(ConfigError, match="is unknown"):
             pp.pipelined(context, Pipeline("1f2b"))
         with pytest.raises(ConfigError, match="has 1 models"):
-            hpctrain.runtime.pipeline_trainer.PipelineTrainer(context, [None], Pipeline("1f1b"), **pp.options())
+            PipelineTrainer(context, [None], Pipeline("1f1b"), **pp.options())
         trainer = pp.pipelined(context, Pipeline(schedule("1f1b", 2, 4)))
         with pytest.raises(ConfigError, match="4 micro-batches, not for 2 and 3"):
             trainer.step(pp.global_batch(3))
@@ -278,13 +279,37 @@ def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:
     pp.on_threads(2, run)
 
 
+@pytest.mark.parametrize(("name", "size"), [("1f1b", 2), ("interleaved", 2), ("zb-v", 6)])
+def test_copies_begin_with_the_values_of_the_first_stage(name: str, size: int) -> None:
+    """Also where two stages of one rank have their own copies."""
+    expected = truth(4)
+    batches = [pp.global_batch(4, u) for u in range(2)]
+
+    def run(context: Any) -> pp.Seen:
+        def stage(s: int) -> Any:
+            made = pp.layers()
+            if s:
+                made[-1].weight.value[...] = context.rank
+            return n.stage(made, n.cross_entropy, cut, s)
+
+        pipeline = Pipeline(name, 2)
+        cut = pp.uniform(8, len(pipeline.first_plan(2).places))
+        trainer = PipelineTrainer(context, stage, pipeline, **pp.options())
+        seen = pp.observe(trainer, pp.share(batches, trainer))
+        pp.compare(seen, expected)
+        return seen
+
+    copies = [s.weights["0.weight"] for s in pp.on_threads(size, run) if "0.weight" in s.weights]
+    assert all(np.array_equal(copies[0], copy) for copy in copies)
+
+
 def test_a_shared_name_means_a_shared_parameter() -> None:
     def run(context: Any) -> None:
         def stage(s: int) -> Any:
             return n.stage([n.Linear(n.Parameter(np.ones((2, 2 + s))))], n.cross_entropy, (0, 1), 0)
 
         with pytest.raises(ConfigError, match="parameter '0.weight' is .* in stage 1"):
-            hpctrain.runtime.pipeline_trainer.PipelineTrainer(context, stage, Pipeline("1f1b"), **pp.options())
+            PipelineTrainer(context, stage, Pipeline("1f1b"), **pp.options())
 
     pp.on_threads(2, run)
 
