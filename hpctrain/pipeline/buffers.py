@@ -21,17 +21,18 @@ class _Block:
     """One piece of memory and, while it is lent, a sign of life of the arrays over it."""
 
     def __init__(self, memory: memoryview) -> None:
-        self._memory, self._lent = memory, lambda: None
+        self._memory = memory
+        self._sign: weakref.ref[Any] | None = None
         self.used = False
 
     @property
     def free(self) -> bool:
-        return self._lent() is None
+        return self._sign is None or self._sign() is None
 
     def lend(self) -> memoryview:
         """The memory through an object that lives exactly as long as views of it."""
         sign = (ctypes.c_char * len(self._memory)).from_buffer(self._memory)
-        self._lent: Any = weakref.ref(sign)
+        self._sign = weakref.ref(sign)
         self.used = True
         return memoryview(sign).cast("B")
 

@@ -147,11 +147,11 @@ class PipelineRun:
         self._batches, self._gradients, self._scale, self._training = batches, gradients, scale, True
         self.peaks = {stage: Peak(0, 0) for stage in self._models}
         self.spans, self._began = [], self._beginning()
-        timed = {Forward: self._forward, Backward: self._backward, BackwardInput: self._backward_input,
-                 BackwardWeight: self._backward_weight}
-        methods: dict[type, Callable[[Any], None]] = {kind: partial(self._timed, method)
-                                                      for kind, method in timed.items()}
-        execute(order, {**methods, **self._message_methods(), ReduceGrads: lambda action: reduce(),
+        methods: dict[type, Callable[[Any], None]] = {
+            Forward: self._forward, Backward: self._backward, BackwardInput: self._backward_input,
+            BackwardWeight: self._backward_weight}
+        timed = {kind: partial(self._timed, method) for kind, method in methods.items()}
+        execute(order, {**timed, **self._message_methods(), ReduceGrads: lambda action: reduce(),
                         OptimizerStep: lambda action: None})
         return self._finish()
 
@@ -175,8 +175,8 @@ class PipelineRun:
                 SendGrad: self._send_gradient, RecvGrad: self._receive_gradient}
 
     def _finish(self) -> tuple[float, float]:
-        for sender in (*self._senders.values(), *self._gradient_senders.values()):
-            sender.link.finish()
+        for link in [*(s.link for s in self._senders.values()), *(s.link for s in self._gradient_senders.values())]:
+            link.finish()
         self._buffers.tidy()
         return self._terms[0], self._terms[1]
 

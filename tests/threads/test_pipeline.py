@@ -84,6 +84,28 @@ def test_frozen_stages(name: str, frozen: tuple[int, ...]) -> None:
     pp.on_threads(3, lambda context: pp.case(context, expected, Pipeline(name), batches, make=lambda: pp.layers(**how)))
 
 
+def test_unused() -> None:
+    """A tied parameter that a backward reached is none of the unused ones."""
+    def run(context: Any) -> None:
+        trainer = pp.pipelined(context, Pipeline("zb-v"))
+        trainer.step(pp.global_batch(2))
+        assert trainer.unused == frozenset()
+
+    pp.on_threads(2, run)
+
+
+def test_no_gradient_comes_back_to_where_nothing_is_trained() -> None:
+    def run(context: Any) -> None:
+        trainer = pp.pipelined(context, Pipeline("1f1b"), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
+        trainer.step(pp.global_batch(4))
+        for stage, receiver in trainer._run._receivers.items():  # stages begin with layers 0, 2, 4, 6; 5 is trained
+            (leaf,) = receiver._history.form.leaves
+            assert leaf.gradient == (stage == 3)
+            assert receiver._frame is None  # nothing is awaited that does not come
+
+    pp.on_threads(4, run)
+
+
 @pytest.mark.parametrize("bounds", [(0, 0, 4, 8), (0, 4, 4, 8), (0, 3, 8, 8), (0, 0, 0, 8), (0, 8, 8, 8)])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_empty_stages(name: str, bounds: tuple[int, ...]) -> None:
@@ -234,7 +256,7 @@ def test_a_broken_plan_is_refused_before_anything_runs(how: str) -> None:
 
 def test_a_plan_that_breaks_later_is_refused_before_it_runs() -> None:
     def function(ranks: int, number: int) -> Any:
-        return schedule("1f1b", ranks, number) if number < 2 else broken("missing")
+        return schedule("1f1b", ranks, number) if number < 2 else broken("cycle")
 
     def run(context: Any) -> None:
         trainer = pp.pipelined(context, Pipeline(function))

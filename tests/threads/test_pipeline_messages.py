@@ -56,7 +56,7 @@ def same(a: Any, b: Any) -> None:
 def doubled(nest: Any) -> Any:
     """What a backward gives: twice each array that needs a gradient, None for the rest."""
     if isinstance(nest, np.ndarray):
-        return 2 * nest if nest.dtype.kind == "f" else None
+        return np.asarray(2 * nest) if nest.dtype.kind == "f" else None
     if isinstance(nest, dict):
         return {key: doubled(part) for key, part in nest.items()}
     if isinstance(nest, list | tuple):
