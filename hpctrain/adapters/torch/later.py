@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -37,25 +37,26 @@ class Later:
     arguments: tuple[Any, ...]
 
 
-@dataclass
 class LaterGradients:
     """Watches the uses of these (trained) parameters. All calls are local."""
 
-    parameters: Mapping[str, torch.nn.Parameter]
-    kept: list[Later] | None = field(default=None, init=False)  # a list while the first part of a backward runs
-    _task: int | None = field(default=None, init=False)  # autograd's number of that backward
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self.kept: list[Later] | None = None  # a list while the first part of a backward runs
+        self._task: int | None = None  # autograd's number of that backward
+        self._parameters = tuple(parameters.values())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it the parameters have a class that sees their uses; closed ones keep theirs."""
-        changed = [(name, p) for name, p in self.parameters.items() if type(p) is torch.nn.Parameter]
-        for name, parameter in changed:
-            parameter.__dict__[_RECORD] = (self, name)
+        """Within it matrices and kernels have a class that sees their uses; closed ones keep theirs."""
+        changed = [p for p in self._parameters if p.ndim > 1 and type(p) is torch.nn.Parameter]
+        for parameter in changed:
+            parameter.__dict__[_RECORD] = self
             parameter.__class__ = _Watched
         try:
             yield
         finally:
-            for _, parameter in changed:
+            for parameter in changed:
                 parameter.__dict__.pop(_RECORD, None)
                 if type(parameter) is _Watched:
                     parameter.__class__ = torch.nn.Parameter
@@ -125,13 +126,13 @@ _Call = Callable[[], torch.Tensor]
 
 def _use(weight: Any, bias: Any, x: Any) -> tuple[LaterGradients, str, str] | None:
     """(record, name of the weight, name of the bias); None if the gradients are better left to torch."""
-    found = weight.__dict__.get(_RECORD) if isinstance(weight, torch.nn.Parameter) else None
-    if found is None or torch.is_autocast_enabled(x.device.type):
+    record = weight.__dict__.get(_RECORD) if isinstance(weight, torch.nn.Parameter) else None
+    if record is None or torch.is_autocast_enabled(x.device.type):
         return None
     if bias is None or not bias.requires_grad:
-        return (*found, "")
-    other = bias.__dict__.get(_RECORD)
-    return None if other is None or other[0] is not found[0] or bias.ndim != 1 else (*found, other[1])
+        return record, record.names[id(weight)], ""
+    bias_name = record.names.get(id(bias))
+    return None if bias_name is None or bias.ndim != 1 else (record, record.names[id(weight)], bias_name)
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> _Call | None:  # noqa: A002 - torch's name
