@@ -68,7 +68,7 @@ def test_a_data_axis_beside_it(name: str, ranks: int, size: int, number: int, st
     assert all(np.array_equal(copies[0], copy) for copy in copies)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(plan=pipeline_cases.runnable(), data=st.data())
 def test_any_plan_that_can_run(plan: Any, data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, 8), min_size=len(plan.places) - 1, max_size=len(plan.places) - 1)))

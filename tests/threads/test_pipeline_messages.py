@@ -218,6 +218,6 @@ def test_a_pipeline_needs_no_new_memory_step_after_step() -> None:
         for _ in range(4):
             trainer.step(pp.global_batch(6, rows=1))
             made.append(buffers.num_made)
-        assert made[0] > 0 and made[3] <= made[0] + 4  # ranks are not always equally far
+        assert made[0] > 0 and made[3] <= made[0] + 12  # of 60 messages; ranks are not always equally far
 
     pp.on_threads(3, run)
