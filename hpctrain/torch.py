@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
 
+from hpctrain.adapters.torch.cut import check_bounds
+from hpctrain.adapters.torch.layers import Chain, Step, chain
 from hpctrain.adapters.torch.module import Loss, TorchModel
 from hpctrain.adapters.torch.partition import (
     Collectives,
@@ -16,15 +18,20 @@ from hpctrain.adapters.torch.partition import (
     gathered_parts,
     partitioned_parameters,
 )
+from hpctrain.adapters.torch.profile import profile as profile_chain
+from hpctrain.adapters.torch.stage import Ends, TorchStage
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.errors import ConfigError, choices, nearest
+from hpctrain.plan.pipeline.partition import Layer
 from hpctrain.runtime.step import Trainer
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
 
-__all__ = ["adapt", "gathered", "partitioned"]
+__all__ = ["adapt", "gathered", "layers", "partitioned", "profile", "stage", "stages"]
+
+OutputLoss = Callable[[Any, Any], tuple[torch.Tensor, float]]  # loss(outputs, micro_batch) -> (loss_sum, weight)
 
 
 def adapt(module: torch.nn.Module, loss: Loss, *, no_decay: Sequence[str] = (),
@@ -42,6 +49,76 @@ def adapt(module: torch.nn.Module, loss: Loss, *, no_decay: Sequence[str] = (),
             directly. Blocks (children of ModuleList, Sequential and ModuleDict) do so without being told.
     """
     return TorchModel(module, loss, arrays_of(torch.empty(0)), no_decay, units)
+
+
+def layers(model: Any, steps: Sequence[Step] | None = None) -> Chain:
+    """A model as a chain of layers, to be cut into stages. Local.
+
+        layers(nn.Sequential(...)), layers([module, module, ...])
+        layers(model, [(("embedding", "place"), embed), "blocks.0", "blocks.1", (("norm", "head"), last)])
+
+    Args:
+        model: with `steps`, any module. Without, an nn.Sequential or a list of modules, each called with what the one
+            before returned, and named by their numbers. An entry of a list may also be a function without arguments
+            that makes a module: it is called only where the stage of the layer is made, and should seed its values.
+        steps: the model in the order of execution. A step is the name of a module, which is called with the value of
+            the step before; or (names, function), for `function(*modules, value) -> value`, which must reach the model
+            in no other way. Names may be parameters', too. `models.gpt.GPT.steps()` is an example.
+
+    Raises:
+        ConfigError: an unknown name, or a parameter of the model that is in no step.
+    """
+    return chain(model, steps)
+
+
+def stage(whole: Chain, bounds: Sequence[int] | int, number: int, loss: OutputLoss, *,
+          inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = ()) -> TorchStage:
+    """The Model of one stage of a pipeline. Local.
+
+    Parameters are named as in the whole model. A parameter that an earlier stage has as well (tied embeddings) is
+    copied, and `shared` of both stages has its name: what the stages deliver for it must be added. The stage holds its
+    own modules alone, so the rest of the model is freed with the caller's last reference to it.
+
+    Args:
+        whole: what `layers` returned.
+        bounds: where stages begin and end, from 0 to the number of layers, as `plan.pipeline.partition` gives them; or
+            the number of stages.
+        number: of the stage, from 0.
+        loss: `loss(outputs, micro_batch) -> (loss_sum, weight)`, outputs being what the last layer returned; otherwise
+            as the loss of `adapt`.
+        inputs: `inputs(micro_batch)` is what the first layer is called with. None: the first entry of the micro-batch.
+        no_decay: glob patterns of parameter names that weight decay is not meant for.
+
+    Raises:
+        ConfigError: bounds that do not fit the layers, or no such stage.
+    """
+    cuts = check_bounds(bounds, len(whole.layers))
+    if not 0 <= number < len(cuts) - 1:
+        raise ConfigError(f"stage = {number!r}; legal are 0 to {len(cuts) - 2}")
+    ends = Ends(_first_entry if inputs is None else inputs, loss)
+    return TorchStage(whole, cuts, number, ends, arrays_of(torch.empty(0)), no_decay)
+
+
+def stages(whole: Chain, bounds: Sequence[int] | int, loss: OutputLoss, *,
+           inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = ()) -> list[TorchStage]:
+    """All stages, each as `stage` makes it. Local."""
+    cuts = check_bounds(bounds, len(whole.layers))
+    return [stage(whole, cuts, number, loss, inputs=inputs, no_decay=no_decay) for number in range(len(cuts) - 1)]
+
+
+def _first_entry(micro_batch: Any) -> Any:
+    entry = micro_batch[0]
+    return entry if isinstance(entry, torch.Tensor) else torch.as_tensor(entry)
+
+
+def profile(whole: Chain, micro_batch: Any, loss: OutputLoss, *, inputs: Callable[[Any], Any] | None = None,
+            repeats: int = 5) -> list[Layer]:
+    """Measures each layer on this machine for one micro-batch: what `plan.pipeline.partition.by_time` needs. Local.
+
+    Times are medians of `repeats` runs after one more. The last layer's have the loss in them. Changes nothing in the
+    model: no gradients, buffers or random numbers. Functions that make modules are called.
+    """
+    return profile_chain(whole, micro_batch, Ends(_first_entry if inputs is None else inputs, loss), repeats)
 
 
 @contextmanager

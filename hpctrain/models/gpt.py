@@ -8,6 +8,8 @@ of it as of any other module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch.nn import functional
 from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.models.initial import normal
 
-__all__ = ["GPT", "loss"]
+__all__ = ["GPT", "loss", "loss_of_logits", "tokens_of"]
 
 
 class Block(nn.Module):
@@ -76,17 +78,17 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, length, vocabulary) of the next token at every place of `tokens` (batch, length)."""
-        length = tokens.shape[1]
-        if length > self.shape.context:
-            raise ValueError(f"length = {length} must be at most the model's context = {self.shape.context}")
-        x = self.embedding(tokens)
-        if self.place is not None:
-            x = x + self.place(torch.arange(length, device=x.device))
-        rotation = None if self.place is not None else _angles(length, self.shape.width // self.shape.heads, x)
+        x = _embed(self.shape.context, self.embedding, *([] if self.place is None else [self.place]), tokens)
+        rotation = _angles(x, self.shape.heads) if self.place is None else None
         for block in self.blocks:
             x = block(x, rotation)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return _logits(self.norm, self.head, x)
+
+    def steps(self) -> list[tuple[tuple[str, ...], Callable[..., Tensor]]]:
+        """The network as a chain for `hpctrain.torch.layers`: embedding, each block, norm and head."""
+        first, block = (("embedding",), _turned) if self.place is None else (("embedding", "place"), _unturned)
+        return [(first, partial(_embed, self.shape.context)),
+                *(((f"blocks.{i}",), block) for i in range(len(self.blocks))), (("norm", "head"), _logits)]
 
     @torch.no_grad()
     def generate(self, prompt: bytes, count: int, *, temperature: float = 1.0, seed: int = 0) -> bytes:
@@ -112,22 +114,60 @@ def loss(module: nn.Module, micro_batch: tuple[Any, Any]) -> tuple[Tensor, int]:
 
     `micro_batch`: inputs and targets (batch, length), torch or NumPy; they are moved to the module's device.
     """
-    device = next(module.parameters()).device
-    inputs, targets = (_tensor(part).to(device) for part in micro_batch)
-    logits = module(inputs)
+    return loss_of_logits(module(_tensor(micro_batch[0]).to(next(module.parameters()).device)), micro_batch)
+
+
+def loss_of_logits(logits: Tensor, micro_batch: tuple[Any, Any]) -> tuple[Tensor, int]:
+    """As `loss`, of what the network gave: the loss of its last pipeline stage."""
+    targets = _tensor(micro_batch[1]).to(logits.device)
     loss_sum = functional.cross_entropy(logits.flatten(0, 1), targets.reshape(-1), reduction="sum")
     return loss_sum, targets.numel()
+
+
+def tokens_of(micro_batch: tuple[Any, Any]) -> Tensor:
+    """The network's input: what its first pipeline stage takes of a micro-batch."""
+    return _tensor(micro_batch[0])
+
+
+def _embed(context: int, embedding: nn.Module, *place_and_tokens: Any) -> Tensor:
+    """The first step: tokens (batch, length) -> (batch, length, width)."""
+    *place, tokens = place_and_tokens
+    length = tokens.shape[1]
+    if length > context:
+        raise ValueError(f"length = {length} must be at most the model's context = {context}")
+    x: Tensor = embedding(tokens)
+    return x + place[0](torch.arange(length, device=x.device)) if place else x
+
+
+def _unturned(block: Block, x: Tensor) -> Tensor:
+    """A block where the embedding has the places."""
+    return block(x, None)
+
+
+def _turned(block: Block, x: Tensor) -> Tensor:
+    """A block with rotary positions."""
+    return block(x, _angles(x, block.heads))
+
+
+def _logits(norm: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
+    """The last step."""
+    logits: Tensor = head(norm(x))
+    return logits
 
 
 def _tensor(part: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(part)) if isinstance(part, np.ndarray) else torch.as_tensor(part)
 
 
-def _angles(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (length, width / 2) of rotary positions (Su et al., arXiv 2104.09864, section 3.2.2)."""
+def _angles(x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (length, width of a head / 2) of rotary positions (Su et al., arXiv 2104.09864, section 3.2.2).
+
+    `x` is (batch, length, width).
+    """
+    length, width = x.shape[1], x.shape[2] // heads
     speeds = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * speeds
-    return angles.cos().to(like), angles.sin().to(like)
+    return angles.cos().to(x), angles.sin().to(x)
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -37,17 +37,20 @@ class TorchModel:
 
     `no_decay` are glob patterns of parameters that weight decay is not meant for; `units` those of modules that use
     parameters together (see `units`). Parameters with `requires_grad=False` when this is made are frozen: saved, but
-    neither reduced nor updated.
+    neither reduced nor updated. `ties` has all names that a parameter has in a larger model, of which this is a part;
+    the first one is what it goes by.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Loss, arrays: Arrays, no_decay: Sequence[str] = (),
-                 units: Sequence[str] = ()) -> None:
+                 units: Sequence[str] = (), ties: Mapping[str, Sequence[str]] | None = None) -> None:
         self.module = module
         self.arrays = arrays
         self._loss = loss
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
+        if ties is not None:
+            names = {parameter: list(ties.get(own[0], own)) for parameter, own in names.items()}
         self._parameters = {first: parameter for parameter, (first, *_) in names.items()}
         for name, parameter in self._parameters.items():
             _check_kind(name, parameter)
@@ -142,6 +145,17 @@ class TorchModel:
             self._deliver = None
             if self._calls is not None:
                 self._calls.backward_ends()
+
+    def backward_input(self, stash: Any, output_grads: Any, scale: float = 1.0) -> tuple[Any, Any]:
+        """All of the backward: a model in one piece has nobody who waits for the gradient of its inputs."""
+        gradients: dict[str, torch.Tensor] = {}
+        self.backward(stash, output_grads, gradients.__setitem__, scale)
+        return None, gradients
+
+    def backward_weight(self, rest: Any, deliver: Callable[[str, torch.Tensor], None]) -> None:
+        """Delivers what `backward_input` computed."""
+        while rest:
+            deliver(*rest.popitem())
 
     def rank_state(self) -> dict[str, bytes]:
         """The state of torch's default generator (dropout draws from it)."""
