@@ -19,14 +19,15 @@ from hpctrain.optim.precision import Precision
 from hpctrain.optim.schedule import Constant, Plateau, WarmupCosine, WarmupLinear
 from hpctrain.runtime import abort
 from hpctrain.runtime.limits import Watch
+from hpctrain.runtime.pipeline_options import Pipeline
 from hpctrain.zero.offload import Offload
 from hpctrain.zero.options import Zero
 
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Constant", "LossScale", "Muon", "Offload", "ParameterGroup", "Plateau",
-           "Precision", "WarmupCosine", "WarmupLinear", "Watch", "Zero", "start"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Constant", "LossScale", "Muon", "Offload", "ParameterGroup", "Pipeline",
+           "Plateau", "Precision", "WarmupCosine", "WarmupLinear", "Watch", "Zero", "start"]
 
 __version__ = "0.1.0"
 

@@ -189,6 +189,9 @@ class Arrays(Protocol):
     def from_memory(self, memory: memoryview, dtype: str) -> Array:
         """A flat array over `memory`, not a copy; keeps the memory alive."""
 
+    def shaped(self, flat: Array, shape: Sequence[int]) -> Array:
+        """A view of a flat array in another shape (C order)."""
+
     def memory(self, array: Array) -> memoryview:
         """The bytes of a C-contiguous array, not a copy, also for half types. Raises ValueError for other layouts."""
 
@@ -291,6 +294,15 @@ class Model(Protocol):
         soon as its gradient of this backward is complete. The gradient is an array of any layout, which the callee may
         read and write until it returns; the model keeps nothing of it.
         """
+
+    def backward_input(self, stash: Any, output_grads: Any, scale: float = 1.0) -> tuple[Any, Any]:
+        """The first part of `backward`: (the inputs' gradient, what the second part needs). No gradient is delivered.
+
+        What only the first part needs is let go of with the stash.
+        """
+
+    def backward_weight(self, rest: Any, deliver: Callable[[str, Array], None]) -> None:
+        """The second part of `backward`: delivers as `backward` does, from what `backward_input` gave."""
 
     @property
     def units(self) -> Sequence[Sequence[str]]:

@@ -10,10 +10,29 @@ from hpctrain.adapters.numpy.layers import Embedding, Gelu, Layer, Linear, Param
 from hpctrain.adapters.numpy.losses import cross_entropy, squared_error
 from hpctrain.adapters.numpy.network import LossFunction, Network
 from hpctrain.arrays import arrays_of
+from hpctrain.errors import ConfigError
 
-__all__ = ["Embedding", "Gelu", "Linear", "Network", "Parameter", "Tanh", "cross_entropy", "network", "squared_error"]
+__all__ = ["Embedding", "Gelu", "Linear", "Network", "Parameter", "Tanh", "cross_entropy", "network", "squared_error",
+           "stage"]
 
 
 def network(layers: Sequence[Layer], loss: LossFunction) -> Network:
     """A Model of `layers` applied in order, then `loss` (`cross_entropy` or `squared_error`). Local."""
     return Network(layers, loss, arrays_of(np.empty(0)))
+
+
+def stage(layers: Sequence[Layer], loss: LossFunction, bounds: Sequence[int], number: int) -> Network:
+    """Stage `number` of a pipeline: a Model of the layers from bounds[number] to bounds[number + 1]. Local.
+
+    `layers` are all of the network's, of which a stage computes with its own only; a stage may have none. Parameters
+    have the names that they have in `network(layers, loss)`.
+
+    Raises:
+        ConfigError: `bounds` do not ascend from 0 to the number of layers, or have no such stage.
+    """
+    if bounds[0] != 0 or bounds[-1] != len(layers) or sorted(bounds) != list(bounds):
+        raise ConfigError(f"bounds = {tuple(bounds)} must ascend from 0 to {len(layers)}, the number of layers")
+    if not 0 <= number < len(bounds) - 1:
+        raise ConfigError(f"stage {number} is none of bounds = {tuple(bounds)}; legal are 0 to {len(bounds) - 2}")
+    last = number == len(bounds) - 2
+    return Network(layers, loss if last else None, arrays_of(np.empty(0)), (bounds[number], bounds[number + 1]))

@@ -58,6 +58,9 @@ class NumpyArrays:
     def from_memory(self, memory: memoryview, dtype: str) -> Array:
         return np.frombuffer(memory, np.uint8).view(_TYPES[dtype]) if len(memory) else np.empty(0, _TYPES[dtype])
 
+    def shaped(self, flat: Array, shape: Sequence[int]) -> Array:
+        return flat.reshape(tuple(shape))
+
     def memory(self, array: Array) -> memoryview:
         if not array.flags.c_contiguous:
             raise ValueError(f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous")

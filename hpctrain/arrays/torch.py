@@ -64,6 +64,9 @@ class TorchArrays:
     def from_memory(self, memory: memoryview, dtype: str) -> Array:
         return torch.frombuffer(memory, dtype=_TYPES[dtype]) if len(memory) else self.empty(0, dtype)
 
+    def shaped(self, flat: Array, shape: Sequence[int]) -> Array:
+        return flat.view(tuple(shape))
+
     def memory(self, array: Array) -> memoryview:
         flat = self.flat(array)
         if flat.numel() == 0:

@@ -25,9 +25,10 @@ from hpctrain.errors import UnsupportedError
 from hpctrain.plan.algorithms import make_plan
 from hpctrain.plan.steps import Program, Receive
 
-__all__ = ["NUM_TAGS", "Core", "Prepared"]
+__all__ = ["NUM_CHANNELS", "NUM_TAGS", "Core", "Prepared"]
 
-NUM_TAGS = 32767  # collectives have the tags below (see `tags`); the last tag is for send and recv
+NUM_TAGS = 32767  # the last tag; the last ones are for send and recv, one a channel, those below for collectives
+NUM_CHANNELS = 32  # see `tags`
 
 
 @dataclass(frozen=True)

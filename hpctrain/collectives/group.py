@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpctrain.collectives import agreement, jobs, movements, reductions
-from hpctrain.collectives.core import NUM_TAGS, Core
+from hpctrain.collectives.core import NUM_CHANNELS, NUM_TAGS, Core
 from hpctrain.collectives.layout import elements, to_write
 from hpctrain.collectives.progress import Progress
 from hpctrain.collectives.recorder import Observer
@@ -18,7 +18,7 @@ from hpctrain.collectives.way import Chooses
 from hpctrain.collectives.work import Message, QueuedWork
 from hpctrain.contracts import Array, ArraysOf, Transport
 
-__all__ = ["SEGMENT_BYTES", "Group"]
+__all__ = ["NUM_CHANNELS", "SEGMENT_BYTES", "Group"]
 
 #: Messages are cut into segments of this size, so that what arrives is added while it is still in cache.
 SEGMENT_BYTES = 512 * 1024
@@ -184,27 +184,32 @@ class Group:
         """Sends an array of any layout to rank `destination`, which calls `recv`. Blocks until it may be reused."""
         self.start_send(array, destination).wait()
 
-    def start_send(self, array: Array, destination: int) -> Message:
-        """Starts a `send`. Messages between two ranks arrive in the order in which they were started."""
+    def start_send(self, array: Array, destination: int, *, channel: int = 0) -> Message:
+        """Starts a `send`. Messages between two ranks on one channel arrive in the order in which they were started.
+
+        Channels, 0 to NUM_CHANNELS - 1, do not wait for each other.
+        """
         self._core.check_rank("destination", destination)
+        assert 0 <= channel < NUM_CHANNELS
         core = self._core
         arrays = core.arrays_of(array)
         memory = arrays.memory(elements(arrays, array))
         record = core.record(f"send to {destination}", arrays, array)
-        return Message(core.queue, self.transport.send(memory, destination, NUM_TAGS), None, None, record)
+        return Message(core.queue, self.transport.send(memory, destination, NUM_TAGS - channel), None, None, record)
 
     def recv(self, array: Array, source: int) -> Array:
         """Receives into an array of any layout, of the sender's dtype and count, from rank `source`. Blocks."""
         return self.start_recv(array, source).wait()
 
-    def start_recv(self, array: Array, source: int) -> Message:
-        """Starts a `recv`."""
+    def start_recv(self, array: Array, source: int, *, channel: int = 0) -> Message:
+        """Starts a `recv` of what comes on one channel."""
         self._core.check_rank("source", source)
+        assert 0 <= channel < NUM_CHANNELS
         core = self._core
         arrays = core.arrays_of(array)
         output = to_write(arrays, array)
         record = core.record(f"recv from {source}", arrays, array)
-        request = self.transport.recv(output.memory, source, NUM_TAGS)
+        request = self.transport.recv(output.memory, source, NUM_TAGS - channel)
         return Message(core.queue, request, array, output.put_back, record)
 
     # Agreement ------------------------------------------------------------------------------------------------------

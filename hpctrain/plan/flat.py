@@ -73,6 +73,17 @@ class FlatLayout:
             if low < high or empty_here:
                 yield FlatPiece(slot.name, low - slot.start, high - slot.start, low, high)
 
+    def rest(self, start: int, stop: int, without: frozenset[str]) -> Iterator[tuple[int, int]]:
+        """What is left of [start, stop) without the tensors of these names, in order, no empty ranges if one is cut."""
+        cut = False
+        for slot in self.slots:
+            if slot.name in without and max(start, slot.start) < min(stop, slot.stop):
+                if start < slot.start:
+                    yield start, slot.start
+                start, cut = min(stop, slot.stop), True
+        if start < stop or not cut:
+            yield start, stop
+
 
 def flat_layouts(placements: Iterable[Placement]) -> tuple[FlatLayout, ...]:
     """One layout for each dtype, parameters in the given order. Local; the same on every rank."""

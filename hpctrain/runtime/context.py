@@ -32,6 +32,9 @@ from hpctrain.runtime.signals import Signals
 from hpctrain.runtime.threads import Threads, allowed_cores, fair_share
 
 if TYPE_CHECKING:
+    from hpctrain.runtime.pipeline_options import Pipeline
+    from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+    from hpctrain.runtime.pipelined import StageModels
     from hpctrain.runtime.step import Trainer
 
 __all__ = ["Context", "start"]
@@ -124,6 +127,19 @@ class Context:
         self._threads.apply(model.arrays)
         self.signals.install()
         return Trainer(self, model, **options)
+
+    def pipeline(self, stages: StageModels, pipeline: Pipeline, *, trace: bool = False,
+                 **options: Any) -> PipelineTrainer:
+        """A `hpctrain.runtime.pipeline_trainer.PipelineTrainer` of `stages` on this job; see there. Collective.
+
+        Stop signals as in `trainer`.
+        """
+        from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+
+        self.signals.install()
+        made = PipelineTrainer(self, stages, pipeline, trace=trace, **options)
+        self._threads.apply(made.model.arrays)
+        return made
 
     def description(self) -> dict[str, Any]:
         """Where and with what this rank runs, as plain values for a checkpoint or a report. Local."""

@@ -103,10 +103,14 @@ class FlatModel:
             self.parameters.publish()
         self.parameters.updated()
 
-    def counted_gradients(self) -> Iterator[Array]:
-        """The gradients that this rank counts in a norm: over all ranks each element is there once."""
+    def counted_gradients(self, without: frozenset[str] = frozenset()) -> Iterator[Array]:
+        """The gradients that this rank counts in a norm: over all ranks each element is there once.
+
+        Those of the parameters `without` somebody else counts.
+        """
         pieces = [held.piece(start, stop) for region, held in zip(self.trained, self.gradients.held, strict=True)
-                  for start, stop in region.shards.owned(self.group.rank)]
+                  for owned in region.shards.owned(self.group.rank)
+                  for start, stop in region.layout.rest(*owned, without)]
         for i, piece in enumerate(pieces):
             for later in pieces[i + 1 : i + 2]:
                 self.lender.fetch(later)

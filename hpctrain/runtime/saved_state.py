@@ -23,6 +23,7 @@ from hpctrain.optim.flat import FlatOptimizer
 from hpctrain.plan.flat import FlatLayout, FlatPiece
 from hpctrain.runtime.delayed import Delayed
 from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.runtime.parallel import Parallel
 from hpctrain.zero.held import Held, complete
 from hpctrain.zero.regions import Region
 
@@ -57,13 +58,17 @@ class _Source:
 class SavedState:
     """The trainer's state as pieces of logical tensors. All methods are collective over the world."""
 
-    def __init__(self, context: Context, flat: FlatModel, optimizer: FlatOptimizer, delayed: Delayed) -> None:
+    def __init__(self, context: Context, parallel: Parallel, flat: FlatModel, optimizer: FlatOptimizer,
+                 delayed: Delayed) -> None:
         self._context, self._delayed = context, delayed
-        self._group = context.world
+        self._world, self._group = parallel.world, parallel.data
+        self._mesh, self._elsewhere = dict(parallel.mesh), parallel.elsewhere
         self._arrays = flat.model.arrays
         self._model = flat.model
         self._optimizer = optimizer
-        self._aliases = {p.name: list(p.aliases) for p in flat.placements if p.aliases}
+        self._aliases = parallel.joined({p.name: list(p.aliases) for p in flat.placements if p.aliases})
+        names = [*(p.name for p in flat.placements), *flat.model.buffers()]
+        self._everywhere = parallel.joined(dict.fromkeys(names, True)).keys()
         self._flat = flat
         self._sources = [_Source(region, master, self._arrays.dtype(master.array), "param")
                          for region, master in zip(flat.regions, flat.parameters.masters, strict=True)]
@@ -80,9 +85,9 @@ class SavedState:
         sources = [*self._sources, *self._pending(self._delayed.held if user["pending"] else [])]
         pieces = [*self._pieces(sources), *self._buffer_pieces()]
         if (root, keep) not in self._savers:
-            self._savers[root, keep] = Saver(root, self._group, keep=keep, env=self._context.description())
+            self._savers[root, keep] = Saver(root, self._world, keep=keep, env=self._context.description())
         path = self._savers[root, keep].save(update, pieces, user=user, rank_state=self._model.rank_state(),
-                                             mesh={"data": self._group.size})
+                                             mesh=self._mesh)
         self._flat.lender.settle()
         return path
 
@@ -95,11 +100,13 @@ class SavedState:
         for source in sources:
             shapes = source.layout.by_name
             for p in source.pieces(self._group.rank):
+                if p.name in self._elsewhere:
+                    continue
                 spec = TensorSpec(source.name(p.name), source.dtype, shapes[p.name].shape, source.role)
                 yield Piece(spec, p.start, p.stop, self._arrays.memory(source.held.piece(p.flat_start, p.flat_stop)))
 
     def _buffer_pieces(self) -> Iterator[Piece]:
-        """Buffers may differ between ranks (running statistics do); rank 0's are the ones that are kept."""
+        """Buffers may differ along the data axis (running statistics do); rank 0's are the ones that are kept."""
         if self._group.rank > 0:
             return
         for name, buffer in self._model.buffers().items():
@@ -111,15 +118,15 @@ class SavedState:
         """Reads a checkpoint into the live buffers; returns (applied updates, data, loss scale), or None: there is
         none.
         """
-        checkpoint = find(where, self._group, must_exist=must_exist)
+        checkpoint = find(where, self._world, must_exist=must_exist)
         if checkpoint is None:
             return None
-        with self._group.agree():
+        with self._world.agree():
             self._check(checkpoint)
         waiting = checkpoint.user.get("pending")
         late = self._pending(self._delayed.prepare(waiting))
         sources = [s for s in [*self._sources, *late] if self._is_saved(checkpoint, s)]
-        with self._group.agree():
+        with self._world.agree():
             after: list[Callable[[], None]] = []
             checkpoint.read([want for source in sources for want in self._wants(source, checkpoint, after)])
             for store in after:
@@ -129,8 +136,8 @@ class SavedState:
             if source.role != "param" and source.held.whole and self._group.size > 1:
                 complete(self._group, source.region.shards, source.held)
         self._flat.parameters.loaded()
-        if checkpoint.world_size == self._group.size:
-            self._model.restore_rank_state(checkpoint.rank_state(self._group.rank))
+        if checkpoint.world_size == self._world.size:
+            self._model.restore_rank_state(checkpoint.rank_state(self._world.rank))
         self._optimizer.restore_schedules(checkpoint.user["schedules"])
         self._delayed.restore(waiting)
         self._flat.lender.settle()
@@ -143,7 +150,7 @@ class SavedState:
         mine |= {n: (self._arrays.shape(b), self._arrays.dtype(b)) for n, b in self._model.buffers().items()}
         saved = {n: (t.shape, t.dtype) for n, t in checkpoint.tensors.items() if t.role in ("param", "buffer")}
         problems = [f"{n!r} is missing in the file" for n in mine.keys() - saved.keys()]
-        problems += [f"{n!r} is not in the model" for n in saved.keys() - mine.keys()]
+        problems += [f"{n!r} is not in the model" for n in saved.keys() - self._everywhere]
         problems += [f"{n!r} is {saved[n]} in the file, {mine[n]} in the model" for n in mine.keys() & saved.keys()
                      if saved[n] != mine[n] and not (saved[n][0] == mine[n][0] and _floats(saved[n][1], mine[n][1]))]
         if problems:

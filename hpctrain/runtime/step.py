@@ -33,7 +33,7 @@ from hpctrain.runtime.delayed import Delayed
 from hpctrain.runtime.flat_model import FlatModel
 from hpctrain.runtime.memory import num_bytes, report
 from hpctrain.runtime.options import TrainerOptions
-from hpctrain.runtime.passes import Passes
+from hpctrain.runtime.parallel import DataParallel, Parallel
 from hpctrain.runtime.saved_state import SavedState
 from hpctrain.runtime.straggler import StepTimes
 
@@ -75,30 +75,35 @@ class Evaluation:
 class Trainer:
     """Trains one model data-parallel over all ranks of the context. Collective over the world to make.
 
-    `options` are those of `TrainerOptions`; `optimizer` is the only one without a default.
+    `options` are those of `TrainerOptions`; `optimizer` is the only one without a default. `parallel` says how ranks
+    share the work; None: each has the whole model.
     """
 
-    def __init__(self, context: Context, model: Model, **options: Any) -> None:
+    def __init__(self, context: Context, model: Model, *, parallel: Parallel | None = None, **options: Any) -> None:
         self.options = TrainerOptions(**options)
         o = self.options
-        self._context, self._group, self._arrays = context, context.world, model.arrays
+        self._parallel = parallel = parallel or DataParallel(context.world)
+        parallel.check(o)
+        self._context, self._world, self._group = context, parallel.world, parallel.data
+        self._arrays = model.arrays
         self._flat = FlatModel(model, self._group, o.zero, o.precision,
                                whole_tensors=o.optimizer.ownership == "tensor")
         trained = [p for p in self._flat.placements if not p.frozen]
         groups = resolve_groups(trained, o.optimizer, o.groups, o.schedule)
-        with self._group.agree():
+        with self._world.agree():
             self.optimizer = FlatOptimizer(self._arrays, o.optimizer, groups, self._flat.own_buffers(), self._flat.home)
             self._delayed = Delayed(self._flat, self.optimizer)
         self._gradients = self._flat.own_gradients()
         self._norm = norm_of(o.norm_kind)
-        self._decider = Decider(self._group, self._arrays, self._norm)
-        self._scaling = o.loss_scale or default_loss_scale(any(r.layout.dtype == "float16" for r in self._flat.trained))
+        self._decider = Decider(self._world, self._arrays, self._norm)
+        types = parallel.joined({r.layout.dtype: True for r in self._flat.trained})
+        self._scaling = o.loss_scale or default_loss_scale("float16" in types)
         self.loss_scale = self._scaling.start()
-        self._saved = SavedState(context, self._flat, self.optimizer, self._delayed)
+        self._saved = SavedState(context, parallel, self._flat, self.optimizer, self._delayed)
         self._during = context.recorder.during
-        every = context.watch.straggler if self._group.size > 1 else 0
-        self._times = StepTimes(self._group, context.recorder, context.host, every, log.warning)
-        self._passes = Passes(self._flat, self._decider, self._times.part)
+        every = context.watch.straggler if self._world.size > 1 else 0
+        self._times = StepTimes(self._world, context.recorder, context.host, every, log.warning)
+        self._passes = parallel.passes(self._flat, self._decider, self._times.part)
         self._skips = 0
         self.num_updates = 0
         self._gradient_factor = 1.0
@@ -119,7 +124,7 @@ class Trainer:
         return self._passes.unused
 
     def step(self, micro_batches: Iterable[Any]) -> StepResult:
-        """One update from this rank's micro-batches (none is legal). Collective over the data axis."""
+        """One update from this rank's micro-batches (none is legal). Collective over the world."""
         with self._during("step"):
             result = self._step(list(micro_batches))
             self._times.step_ends()
@@ -131,7 +136,7 @@ class Trainer:
         scale, random = self.loss_scale.scale, self.model.rank_state()
         self._delayed.start()
         loss_sum, weight = self._passes.train(batches, scale)
-        partial = self._norm.partial(self._arrays, self._flat.counted_gradients())
+        partial = self._norm.partial(self._arrays, self._flat.counted_gradients(self._parallel.elsewhere))
         decision = self._decider.decide(loss_sum, weight, partial, self._context.stop_requested, scale)
         rates = self.optimizer.learning_rates(self.num_updates)
         factor = self._apply(decision, scale)
@@ -162,7 +167,7 @@ class Trainer:
         return factor
 
     def _judge(self, decision: Decision, batches: Sequence[Any], random: dict[str, bytes]) -> None:
-        """Moves the loss scale, counts skips, and says or raises what has to be said. Collective over the data axis."""
+        """Moves the loss scale, counts skips, and says or raises what has to be said. Collective over the world."""
         if decision.skipped == "no data":
             return
         bad = decision.skipped == "not finite"
@@ -185,12 +190,12 @@ class Trainer:
                                  "rate, or look for bad samples in the last batches")
 
     def _search(self, batches: Sequence[Any], random: dict[str, bytes]) -> str:
-        """The first rank, micro-batch and parameter with a value that is not finite. Collective over the data axis."""
+        """The first rank, micro-batch and parameter with a value that is not finite. Collective over the world."""
         now = self.model.rank_state()
         self.model.restore_rank_state(random)
         found = self._passes.search(batches, self.loss_scale.scale)
         self.model.restore_rank_state(now)
-        told = [f"rank {rank}, {text}" for rank, text in enumerate(self._group.exchange(found)) if text]
+        told = [f"rank {rank}, {text}" for rank, text in enumerate(self._world.exchange(found)) if text]
         return told[0] if told else "only in the sum over ranks and micro-batches"
 
     def evaluate(self, micro_batches: Iterable[Any]) -> Evaluation:
@@ -201,7 +206,7 @@ class Trainer:
 
     def observe(self, value: float) -> None:
         """Feeds a measurement (a validation loss) to schedules that wait for one; rank 0's counts. Collective."""
-        self.optimizer.observe(self._group.broadcast_value(float(value)))
+        self.optimizer.observe(self._world.broadcast_value(float(value)))
 
     def gradients(self) -> Iterator[tuple[str, Array]]:
         """(name, flat gradient of the last step's loss, before clipping), as copies. Collective over the data axis."""
@@ -232,7 +237,7 @@ class Trainer:
 
     def memory_report(self) -> str:
         """Memory that was planned and that is there, all ranks, as a table; the same on every rank. Collective."""
-        return report(self._group, self._planned_memory(), self._held())
+        return report(self._world, self._planned_memory(), self._held())
 
     def _planned_memory(self) -> tuple[MemoryRow, ...]:
         zero, n = self.options.zero, self._group.size

@@ -66,3 +66,13 @@ def test_one_layout_a_dtype() -> None:
 def test_bucket_bytes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="bucket_bytes = 0"):
         make_buckets(layout_of([(3,)]), 0)
+
+
+def test_the_rest_of_a_range_without_some_tensors():
+    (layout,) = flat_layouts([Placement(name, (count,), "float64") for name, count in (("a", 8), ("b", 3), ("c", 8))])
+    assert list(layout.rest(0, 24, frozenset())) == [(0, 24)]
+    assert list(layout.rest(0, 24, frozenset("a"))) == [(8, 24)]
+    assert list(layout.rest(0, 24, frozenset("b"))) == [(0, 8), (11, 24)]
+    assert list(layout.rest(2, 9, frozenset("ab"))) == []
+    assert list(layout.rest(10, 20, frozenset("bc"))) == [(11, 16)]  # padding
+    assert list(layout.rest(5, 5, frozenset())) == [(5, 5)]

@@ -72,8 +72,11 @@ class Layer(Protocol):
     def forward(self, x: Any) -> tuple[Any, Any]:
         """Returns (output, what backward needs)."""
 
-    def backward(self, kept: Any, gradient: Any) -> Any:
-        """Adds to the parameters' gradients; returns the input's gradient."""
+    def backward_input(self, kept: Any, gradient: Any) -> Any:
+        """Returns the input's gradient."""
+
+    def backward_weight(self, kept: Any, gradient: Any) -> None:
+        """Adds to the parameters' gradients."""
 
 
 @dataclass
@@ -92,12 +95,15 @@ class Linear:
         y = x @ self.weight.value.T
         return (y if self.bias is None else y + self.bias.value), x
 
-    def backward(self, kept: Floats, gradient: Floats) -> Floats:
+    def backward_input(self, kept: Floats, gradient: Floats) -> Floats:
         """(rows, outputs) -> (rows, inputs)."""
+        return gradient @ self.weight.value
+
+    def backward_weight(self, kept: Floats, gradient: Floats) -> None:
+        """Adds to weight and bias."""
         self.weight.add(gradient.T @ kept)
         if self.bias is not None:
             self.bias.add(gradient.sum(axis=0))
-        return gradient @ self.weight.value
 
 
 @dataclass
@@ -114,8 +120,11 @@ class Embedding:
         """Integers of any shape (rows, positions)."""
         return self.table.value[x].reshape(len(x), -1), x
 
-    def backward(self, kept: Any, gradient: Floats) -> None:
-        """Adds each row's gradient to the tokens it used; integers have no gradient."""
+    def backward_input(self, kept: Any, gradient: Floats) -> None:
+        """Integers have no gradient."""
+
+    def backward_weight(self, kept: Any, gradient: Floats) -> None:
+        """Adds each row's gradient to the tokens it used."""
         if self.table.frozen:
             return
         if self.table.gradient is None:
@@ -143,9 +152,12 @@ class _Elementwise:
         """Same shape."""
         return self.function(x), x
 
-    def backward(self, kept: Floats, gradient: Floats) -> Floats:
+    def backward_input(self, kept: Floats, gradient: Floats) -> Floats:
         """Same shape."""
         return gradient * self.derivative(kept)
+
+    def backward_weight(self, kept: Floats, gradient: Floats) -> None:
+        """No parameters."""
 
 
 class Tanh(_Elementwise):

@@ -1,4 +1,4 @@
-"""A chain of NumPy layers as a Model.
+"""A chain of NumPy layers as a Model, or as the Model of one pipeline stage.
 
 Owns the names of parameters, the moment at which each gradient is complete, and the layers as units of memory. Must not
 know who reduces gradients or lends memory.
@@ -26,20 +26,26 @@ class Network:
 
     Parameters are named `<layer index>.<name>`; one that several layers share goes by its first name. Lives in one
     process; all calls are local.
+
+    With `part` it is a stage of a pipeline: the layers from part[0] to part[1], named by their place in all of them.
+    The first stage takes the micro-batch's inputs; the last one alone has a loss.
     """
 
-    def __init__(self, layers: Sequence[Layer], loss: LossFunction, arrays: Arrays) -> None:
+    def __init__(self, layers: Sequence[Layer], loss: LossFunction | None, arrays: Arrays,
+                 part: tuple[int, int] | None = None) -> None:
         self.arrays = arrays
-        self._layers = tuple(layers)
+        start, stop = part or (0, len(layers))
+        self._layers = tuple(layers[start:stop])
         self._loss = loss
-        self._names: dict[Parameter, list[str]] = {}
-        for i, layer in enumerate(self._layers):
+        names: dict[Parameter, list[str]] = {}
+        for i, layer in enumerate(layers):
             for name, parameter in layer.parameters.items():
-                self._names.setdefault(parameter, []).append(f"{i}.{name}")
-        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
+                names.setdefault(parameter, []).append(f"{i}.{name}")
+        mine = {parameter for layer in self._layers for parameter in layer.parameters.values()}
+        self._parameters = {names[parameter][0]: parameter for parameter in names if parameter in mine}
         self.placements = tuple(
             Placement(name, parameter.value.shape, str(parameter.value.dtype), frozen=parameter.frozen,
-                      aliases=tuple(self._names[parameter][1:]))
+                      aliases=tuple(names[parameter][1:]))
             for name, parameter in self._parameters.items()
         )
         first = self._first_users()
@@ -99,27 +105,52 @@ class Network:
         return {}
 
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
-        """Computes the loss of (inputs, targets); the stash is what each layer kept and the loss's gradient."""
-        x, targets = micro_batch
+        """Runs the layers on `inputs`, or the micro-batch's own; computes the loss where there is one.
+
+        The stash is what each layer kept, and the loss's gradient.
+        """
+        x = micro_batch[0] if inputs is None else inputs
         kept = []
         for i in range(len(self._layers)):
             with self._opened(i) as layer:
                 x, keep = layer.forward(x)
             kept.append(keep)
-        loss_sum, weight, gradient = self._loss(x, targets)
+        if self._loss is None:
+            return x, (kept, None) if training else None
+        loss_sum, weight, gradient = self._loss(x, micro_batch[1])
         return (loss_sum, weight), (kept, gradient) if training else None
 
     def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, Any], None], scale: float = 1.0) -> Any:
         """Walks the layers backwards, delivering a gradient once the first layer that uses its parameter is done."""
-        kept, gradient = stash
-        if scale != 1.0:
-            gradient = gradient * gradient.dtype.type(scale)
+        kept, gradient = stash[0], _scaled(stash[1], output_grads, scale)
         for i in reversed(range(len(self._layers))):
             with self._opened(i) as layer:
-                gradient = layer.backward(kept[i], gradient)
-            for name in self._completed_by[i]:
-                deliver(name, self._parameters[name].take())
+                layer.backward_weight(kept[i], gradient)
+                gradient = layer.backward_input(kept[i], gradient)
+            self._deliver(i, deliver)
         return gradient
+
+    def backward_input(self, stash: Any, output_grads: Any, scale: float = 1.0) -> tuple[Any, Any]:
+        """Walks the layers backwards; the rest is what those with parameters kept, and the gradients they saw."""
+        kept, gradient = stash[0], _scaled(stash[1], output_grads, scale)
+        rest: list[Any] = [None] * len(self._layers)
+        for i in reversed(range(len(self._layers))):
+            with self._opened(i) as layer:
+                if layer.parameters:
+                    rest[i] = kept[i], gradient
+                gradient = layer.backward_input(kept[i], gradient)
+        return gradient, rest
+
+    def backward_weight(self, rest: Any, deliver: Callable[[str, Any], None]) -> None:
+        """Walks the layers with parameters backwards. Their values are not read."""
+        for i in reversed(range(len(self._layers))):
+            if rest[i] is not None:
+                self._layers[i].backward_weight(*rest[i])
+            self._deliver(i, deliver)
+
+    def _deliver(self, index: int, deliver: Callable[[str, Any], None]) -> None:
+        for name in self._completed_by[index]:
+            deliver(name, self._parameters[name].take())
 
     def predict(self, inputs: Any) -> Any:
         """The outputs of the last layer."""
@@ -134,6 +165,12 @@ class Network:
 
     def restore_rank_state(self, state: Mapping[str, bytes]) -> None:
         """Nothing to restore."""
+
+
+def _scaled(own: Any, from_next: Any, scale: float) -> Any:
+    """The gradient that a backward begins with: of the stage's own loss, or what the next stage gave."""
+    gradient = from_next if own is None else own
+    return gradient if scale == 1.0 else gradient * gradient.dtype.type(scale)
 
 
 def _ignore(unit: int) -> None:

@@ -1,0 +1,100 @@
+"""What a pipeline is to look like: its schedule and how many ranks it has. Pure data, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpctrain.errors import ConfigError, UnsupportedError, choices
+from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
+from hpctrain.plan.pipeline.plan import PipelinePlan
+from hpctrain.plan.schedule import OptimizerStep
+from hpctrain.zero.options import Zero
+
+__all__ = ["RUNNABLE", "Pipeline", "check_zero"]
+
+#: The schedules that can be run: those that update all ranks together, from one version of one copy of the weights.
+RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream") and name != "dualpipe")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline along one axis of the ranks: `hpctrain.Pipeline("1f1b", ranks=4)`. See docs/pipelines.md.
+
+    Attributes:
+        schedule: a name of RUNNABLE; or a plan; or a function of (ranks, micro-batches) that makes one.
+        ranks: ranks of one pipeline; None: all ranks, or those of the plan. The job has a multiple of them, and the
+            data is shared out over the pipelines.
+        chunks: stages a rank, where the schedule takes that.
+        options: others that the schedule takes, by name.
+    """
+
+    schedule: str | PipelinePlan | Callable[[int, int], PipelinePlan] = "1f1b"
+    ranks: int | None = None
+    chunks: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schedule, str) and self.schedule in SCHEDULES and self.schedule not in RUNNABLE:
+            why = "holds two copies of the weights" if self.schedule == "dualpipe" else "updates with stale gradients"
+            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it {why}; "
+                                   f"legal are {choices(RUNNABLE)}")
+        if self.ranks is not None and (isinstance(self.ranks, bool) or not isinstance(self.ranks, int)
+                                       or self.ranks < 1):
+            raise ConfigError(f"pipeline.ranks = {self.ranks!r} must be an integer of at least 1, or None")
+
+    def num_ranks(self, size: int) -> int:
+        """Ranks of one pipeline in a job of `size` ranks.
+
+        Raises:
+            ConfigError: they do not divide `size`.
+        """
+        planned = self.schedule.num_ranks if isinstance(self.schedule, PipelinePlan) else None
+        ranks = self.ranks if self.ranks is not None else planned if planned is not None else size
+        if planned is not None and ranks != planned:
+            raise ConfigError(f"pipeline.ranks = {ranks}, but the plan {_name(self.schedule)} is for {planned}")
+        if size % ranks:
+            raise ConfigError(f"pipeline.ranks = {ranks} does not divide the {size} ranks of the job")
+        return ranks
+
+    def plan(self, num_ranks: int, num_micro_batches: int) -> PipelinePlan:
+        """The plan of a step, not proved yet.
+
+        Raises:
+            ConfigError: the schedule is not for so many ranks or micro-batches, or does not take an option.
+            UnsupportedError: a plan with several copies or versions of the weights, or with several updates.
+        """
+        options = {"chunks": self.chunks, **self.options}
+        if isinstance(self.schedule, str):
+            return schedule(self.schedule, num_ranks, num_micro_batches, **options)
+        if given := [name for name, value in options.items() if value is not None]:
+            raise ConfigError(f"pipeline.{given[0]} is for schedules by name; this one is {_name(self.schedule)}")
+        made = self.schedule if isinstance(self.schedule, PipelinePlan) else self.schedule(num_ranks, num_micro_batches)
+        if made.num_ranks != num_ranks or made.num_micro_batches != num_micro_batches:
+            raise ConfigError(f"the plan {made.name!r} is for {made.num_ranks} ranks and {made.num_micro_batches} "
+                              f"micro-batches, not for {num_ranks} and {num_micro_batches}")
+        updates = [sum(isinstance(action, OptimizerStep) for action in order) for order in made.orders]
+        if made.copies > 1 or made.weights != "one" or max(updates) > 1:
+            raise UnsupportedError(f"the plan {made.name!r} has {made.copies} copies of the model, weights "
+                                   f"{made.weights!r} and {max(updates)} updates; legal is one copy, 'one' and 1")
+        return made
+
+    def first_plan(self, num_ranks: int) -> PipelinePlan:
+        """A plan that shows where the stages are, which is the same whatever the number of micro-batches."""
+        fixed = self.schedule.num_micro_batches if isinstance(self.schedule, PipelinePlan) else 1
+        return self.plan(num_ranks, fixed)
+
+
+def check_zero(zero: Zero) -> None:
+    """Raises UnsupportedError for what does not go with a pipeline."""
+    if zero.stage > 1:
+        raise UnsupportedError(f"zero.stage = {zero.stage} with a pipeline is not supported: each micro-batch of each "
+                               "stage would gather or reduce by itself, and the schedule would wait for it; legal "
+                               "are 0 or 1")
+    if zero.offload.on_disk or zero.offload.delay:
+        raise UnsupportedError("zero.offload with a pipeline is not supported; legal is none")
+
+
+def _name(given: object) -> str:
+    return repr(getattr(given, "name", getattr(given, "__name__", type(given).__name__)))

@@ -1,0 +1,188 @@
+"""A model cut into stages over a pipeline axis, with a data axis beside it: joins schedule, messages and gradients.
+
+    6 ranks, pipeline 3         pipeline 0   1   2
+                       data 0   rank     0   2   4      a column holds the same stages: one data group
+                       data 1   rank     1   3   5      a row runs one schedule on its own micro-batches
+
+Owns who holds which stage, the agreement on names and numbers between the ranks of a row, and the passes. The update
+belongs to the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from hpctrain.arrays import arrays_of
+from hpctrain.collectives import Group
+from hpctrain.contracts import Model
+from hpctrain.errors import ConfigError
+from hpctrain.pipeline.run import PipelineRun
+from hpctrain.plan.mesh import Mesh
+from hpctrain.plan.pipeline.forwards import forwards
+from hpctrain.plan.pipeline.messages import with_messages
+from hpctrain.plan.pipeline.plan import PipelinePlan
+from hpctrain.plan.pipeline.proof import prove
+from hpctrain.plan.schedule import Action
+from hpctrain.runtime.decision import Decider
+from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.runtime.options import TrainerOptions
+from hpctrain.runtime.pipeline_options import Pipeline, check_zero
+from hpctrain.runtime.stages import Stages
+from hpctrain.runtime.tied import TiedGradients, share_values, tied_groups
+
+__all__ = ["PipelinePasses", "Pipelined", "StageModels"]
+
+StageModels = Sequence[Model] | Callable[[int], Model]
+
+
+class Pipelined:
+    """The place of one rank. Collective over `world` to make; fulfils `parallel.Parallel`.
+
+    Args:
+        world: all ranks.
+        stages: the models of all stages, or a function that makes one by its number; only this rank's are used.
+        options: the pipeline.
+
+    Raises:
+        ConfigError: sizes that do not go together; a parameter that two stages have in different ways. On all ranks
+            alike.
+        PlanError: the schedule cannot be run.
+    """
+
+    def __init__(self, world: Group, stages: StageModels, options: Pipeline) -> None:
+        self.world, self.options = world, options
+        ranks = options.num_ranks(world.size)
+        first = options.first_plan(ranks)
+        prove(first)
+        self.places = first.places
+        if not callable(stages) and len(stages) != len(self.places):
+            raise ConfigError(f"stages has {len(stages)} models; {first.name!r} on {ranks} ranks has "
+                              f"{len(self.places)} stages")
+        mesh = Mesh({"pipeline": ranks, "data": world.size // ranks})
+        self.mesh: Mapping[str, int] = dict(mesh.lengths)
+        self.data = _subgroup(world, mesh.group(world.rank, "data"))
+        self.pipeline = _subgroup(world, mesh.group(world.rank, "pipeline"))
+        with world.agree():
+            make = stages if callable(stages) else stages.__getitem__
+            self.model = Stages({s: make(s) for s in first.stages_of(self.pipeline.rank)})
+            self.model.buffers()
+        self._learn(mesh)
+
+    def _learn(self, mesh: Mesh) -> None:
+        """What all stages have, and what several have."""
+        mine = {str(s): [[p.name, list(p.shape), p.dtype, p.frozen] for p in m.placements]
+                for s, m in self.model.models.items()}
+        tables = self.joined(mine)
+        found: dict[str, tuple[int, list[Any]]] = {}
+        holders: dict[str, list[int]] = {}
+        for stage, place in enumerate(self.places):
+            for name, *facts in tables[str(stage)]:
+                other, known = found.setdefault(name, (stage, facts))
+                if known != facts:
+                    raise ConfigError(f"parameter {name!r} is {facts} in stage {stage}, {known} in stage {other}: "
+                                      "(shape, dtype, frozen) must be equal where stages share a parameter")
+                holders.setdefault(name, []).append(place)
+        self.trained = [any(not frozen for *_, frozen in tables[str(s)]) for s in range(len(self.places))]
+        data = range(mesh.length("data"))
+        tied = {name: sorted(mesh.rank({"pipeline": place, "data": d}) for place in set(places) for d in data)
+                for name, places in holders.items() if len(places) > 1}
+        self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] != self.pipeline.rank)
+        self.tied = tied_groups(self.world, tied)
+        share_values(self.model, self.tied)
+
+    def check(self, options: TrainerOptions) -> None:
+        """ZeRO stages 2 and 3 and offload are refused."""
+        check_zero(options.zero)
+
+    def passes(self, flat: FlatModel, decider: Decider, part: Callable[[str], None]) -> PipelinePasses:
+        """Those of the schedule."""
+        return PipelinePasses(self, flat, part)
+
+    def joined(self, mine: Mapping[str, Any]) -> dict[str, Any]:
+        """By place along the pipeline; a later place wins where two have one name. Collective over the pipeline."""
+        return {name: value for part in self.pipeline.exchange(dict(mine)) for name, value in part.items()}
+
+    def plan(self, num_micro_batches: int) -> PipelinePlan:
+        """The proved plan of a step. Local.
+
+        Raises:
+            ConfigError: the schedule is not for so many micro-batches, or puts stages on other ranks for them.
+            PlanError: it cannot be run.
+        """
+        plan = self.options.plan(self.pipeline.size, num_micro_batches)
+        if plan.places != self.places:
+            raise ConfigError(f"{plan.name!r} puts stages on ranks {plan.places} for {num_micro_batches} "
+                              f"micro-batches, but the models are on {self.places}")
+        prove(plan)
+        return plan
+
+
+class PipelinePasses:
+    """The passes of one trainer. All methods are collective over the world; `part(name)` hears what was done.
+
+    All ranks of a pipeline give the same micro-batches (a stage ignores of them what it does not need); those of other
+    pipelines may have other numbers of them, or none.
+    """
+
+    def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None]) -> None:
+        self._pipelined, self._flat, self._part = pipelined, flat, part
+        self._gradients = TiedGradients(flat, pipelined.tied)
+        self.run = PipelineRun(pipelined.places, pipelined.model.models, pipelined.pipeline, pipelined.model.arrays,
+                               arrays_of, pipelined.trained)
+        self._orders: dict[int, Sequence[Action]] = {}
+        self.unused: frozenset[str] = frozenset()
+
+    def train(self, batches: Sequence[Any], loss_scale: float) -> tuple[float, float]:
+        """Forward and backward by the schedule; gradients are reduced. The last stage counts loss and weight."""
+        order = self._order(self._number(batches))
+        self._gradients.start()
+        if not order:
+            self._reduce()
+            return 0.0, 0.0
+        terms = self.run.train(order, batches, self._gradients, loss_scale, self._reduce)
+        self._part("backward")
+        return terms
+
+    def _reduce(self) -> None:
+        self.unused = self._gradients.finish()
+
+    def evaluate(self, batches: Iterable[Any]) -> tuple[float, float]:
+        """Forward only: (loss_sum, weight), which the last stage counts."""
+        batches = list(batches)
+        group = self._pipelined.pipeline
+        if not self._number(batches):
+            return 0.0, 0.0
+        return self.run.evaluate(forwards(self._pipelined.places, group.size, len(batches))[group.rank], batches)
+
+    def search(self, batches: Sequence[Any], loss_scale: float) -> str:
+        """The first parameter whose gradient in memory is not finite."""
+        arrays = self._flat.model.arrays
+        for region, held in zip(self._flat.trained, self._flat.gradients.held, strict=True):
+            for slot in region.layout.slots:
+                if not isfinite(arrays.sum_of_squares(held.piece(slot.start, slot.stop))):
+                    return f"the gradient of {slot.name!r}"
+        return ""
+
+    def _order(self, num_micro_batches: int) -> Sequence[Action]:
+        """This rank's actions, with messages; none without micro-batches."""
+        if num_micro_batches and num_micro_batches not in self._orders:
+            plan = self._pipelined.plan(num_micro_batches)
+            self._orders[num_micro_batches] = with_messages(plan)[self._pipelined.pipeline.rank]
+        return self._orders.get(num_micro_batches, ())
+
+    def _number(self, batches: Sequence[Any]) -> int:
+        """How many micro-batches all ranks of the pipeline have. Collective over the pipeline."""
+        told = self._pipelined.pipeline.exchange(len(batches))
+        for place, number in enumerate(told):
+            if number != told[0]:
+                raise ConfigError(f"{told[0]} micro-batches on rank 0 of the pipeline, {number} on rank {place}: all "
+                                  "ranks of a pipeline are given the same ones")
+        return told[0]
+
+
+def _subgroup(world: Group, ranks: Sequence[int]) -> Group:
+    made = world.subgroup(ranks)
+    assert made is not None, "a rank is in its own groups"
+    return made

@@ -1,0 +1,118 @@
+"""A network in NumPy, whole in one process and cut into stages, and what both must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import parity
+
+import hpctrain
+import hpctrain.numpy as n
+from hpctrain.plan.pipeline.partition import uniform
+from hpctrain.plan.split import part
+from hpctrain.runtime.pipeline_options import Pipeline
+from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+from hpctrain.runtime.step import Trainer
+from hpctrain.transport.threads import run_threads, single
+
+VOCAB, WIDTH, LENGTH = 7, 4, 3
+TOLERANCE = 1e-10
+
+
+def layers(tied: bool = True, frozen: Sequence[int] = (), dtype: str = "float64") -> list[Any]:
+    """Eight layers; the embedding's table is the last layer's weight, too. `frozen` are numbers of layers."""
+    generator = np.random.default_rng(4)
+
+    def parameter(layer: int, *shape: int) -> Any:
+        return n.Parameter(generator.normal(size=shape, scale=0.6).astype(dtype), frozen=layer in frozen)
+
+    table = parameter(0, VOCAB, WIDTH)
+    last = table if tied else parameter(7, VOCAB, WIDTH)
+    return [n.Embedding(table), n.Linear(parameter(1, 5, LENGTH * WIDTH), parameter(1, 5)), n.Tanh(),
+            n.Linear(parameter(3, 5, 5), parameter(3, 5)), n.Gelu(), n.Linear(parameter(5, WIDTH, 5)), n.Tanh(),
+            n.Linear(last)]
+
+
+def global_batch(number: int, update: int = 0, rows: int = 3) -> list[Any]:
+    """So many micro-batches, of 1 to `rows` rows each."""
+    generator = np.random.default_rng([9, update])
+    sizes = [1 + (i + update) % rows for i in range(number)]
+    return [(generator.integers(VOCAB, size=(size, LENGTH)), generator.integers(VOCAB, size=size)) for size in sizes]
+
+
+@dataclass
+class Seen:
+    """What is compared; gradients and weights by name."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+    evaluated: float
+
+
+def observe(trainer: Trainer, batches: Sequence[Sequence[Any]]) -> Seen:
+    """Some updates. Collective over the trainer's world."""
+    losses, norms, gradients = [], [], {}
+    for batch in batches:
+        result = trainer.step(batch)
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+        gradients = gradients or {name: np.array(g) for name, g in trainer.gradients()}
+    weights = {name: np.array(w) for name, w in trainer.parameters()}
+    return Seen(losses, norms, gradients, weights, trainer.evaluate(batches[0]).loss)
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    return {"optimizer": hpctrain.AdamW(lr=0.02, weight_decay=0.1), "clip_norm": 0.4,
+            "zero": hpctrain.Zero(bucket_bytes=100), **changed}
+
+
+def alone(batches: Sequence[Sequence[Any]], made: list[Any], **changed: Any) -> Seen:
+    """The truth: one process, the whole network."""
+    trainer = Trainer(parity.context_of(single()), n.network(made, n.cross_entropy), **options(**changed))
+    return observe(trainer, batches)
+
+
+def share(batches: Sequence[Sequence[Any]], trainer: PipelineTrainer) -> list[list[Any]]:
+    """The micro-batches of this rank's pipeline; parts differ, and may be empty."""
+    cuts = [part(len(batch), trainer.mesh["data"], trainer.rank) for batch in batches]
+    return [list(batch[a:b]) for batch, (a, b) in zip(batches, cuts, strict=True)]
+
+
+def pipelined(context: SimpleNamespace, pipeline: Pipeline, make: Any = layers, bounds: Sequence[int] | None = None,
+              trace: bool = False, **changed: Any) -> PipelineTrainer:
+    """A trainer of the network in stages; `make()` gives all layers."""
+    made = make()
+    stages = len(pipeline.first_plan(pipeline.num_ranks(context.size)).places)
+    cut = bounds or uniform(len(made), stages)
+    return PipelineTrainer(context, lambda s: n.stage(made, n.cross_entropy, cut, s), pipeline, trace=trace,
+                           **options(**changed))
+
+
+def compare(mine: Seen, truth: Seen, tolerance: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(mine.losses, truth.losses, rtol=tolerance)
+    np.testing.assert_allclose(mine.norms, truth.norms, rtol=tolerance)
+    np.testing.assert_allclose(mine.evaluated, truth.evaluated, rtol=tolerance)
+    for kind in ("gradients", "weights"):
+        for name, value in getattr(mine, kind).items():
+            np.testing.assert_allclose(value, getattr(truth, kind)[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def case(context: Any, truth: Seen, pipeline: Pipeline, batches: Sequence[Sequence[Any]], *,
+         tolerance: float = TOLERANCE, **how: Any) -> Seen:
+    """On one rank: equal to the truth. Collective over the context."""
+    trainer = pipelined(context, pipeline, **how)
+    seen = observe(trainer, share(batches, trainer))
+    compare(seen, truth, tolerance)
+    held = {name for names in context.world.exchange(sorted(seen.weights)) for name in names}
+    assert held == set(truth.weights)
+    return seen
+
+
+def on_threads(num_ranks: int, function: Any) -> list[Any]:
+    return run_threads(num_ranks, lambda transport: function(parity.context_of(transport)))
