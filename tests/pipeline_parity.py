@@ -62,8 +62,8 @@ def observe(trainer: Trainer, batches: Sequence[Sequence[Any]]) -> Seen:
         result = trainer.step(batch)
         losses.append(result.loss)
         norms.append(result.gradient_norm)
-        gradients = gradients or {name: np.array(g) for name, g in trainer.gradients()}
-    weights = {name: np.array(w) for name, w in trainer.parameters()}
+        gradients = gradients or {name: np.asarray(g).copy() for name, g in trainer.gradients()}
+    weights = {name: np.asarray(w).copy() for name, w in trainer.parameters()}
     return Seen(losses, norms, gradients, weights, trainer.evaluate(batches[0]).loss)
 
 
