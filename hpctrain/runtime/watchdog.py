@@ -52,6 +52,7 @@ class Watchdog:
         self._due: tuple[Operation | None, float] = (None, 0.0)
         self._init_due = watch.report
         self._beat = self._silent_until = 0.0
+        self._answered = ""  # the latest round that this rank took part in
         self._closed = threading.Event()
         self._main = threading.get_ident()
         self._pid = os.getpid()
@@ -138,7 +139,8 @@ class Watchdog:
         """Writes this rank's note where a round is under way."""
         assert self._notes is not None
         name = self._notes.round()
-        if name is not None:
+        if name is not None and name != self._answered:  # once: the judge may be removing the notes by now
+            self._answered = name
             self._notes.write(name, self._portrait().to_dict())
             self._silent_until = time.monotonic() + self._patience  # time for the judge to speak
 
