@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -91,9 +91,11 @@ def test_import_is_light():
 
 def test_import_is_fast():
     def seconds(program: str) -> float:
-        start = time.perf_counter()
+        """Of the processor, since others may be at work on it."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     pairs = [(seconds("pass"), seconds("import hpctrain")) for _ in range(6)]
     assert min(b for _, b in pairs) - min(a for a, _ in pairs) < 0.15

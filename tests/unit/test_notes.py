@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
@@ -26,6 +27,23 @@ def test_a_round(tmp_path):
     assert again not in (None, name)
     other.write(name, {"late": True})
     assert judge.read(again) == {}, "an answer to an earlier round does not count"
+
+
+def test_a_note_that_comes_while_the_round_is_cleared_leaves_nothing(tmp_path, monkeypatch):
+    judge = Notes(tmp_path / "hang", 3)
+    judge.call(stale=60)
+    remove, late = shutil.rmtree, []
+
+    def remove_but_one(path, ignore_errors):
+        remove(path, ignore_errors=ignore_errors)
+        if not late:
+            late.append(path)
+            path.mkdir()
+            (path / "rank-0.json").touch()
+
+    monkeypatch.setattr("hpctrain.runtime.notes.shutil.rmtree", remove_but_one)
+    judge.clear()
+    assert late and not (tmp_path / "hang").exists()
 
 
 def test_a_judge_that_died_is_followed_by_another(tmp_path):
