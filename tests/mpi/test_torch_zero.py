@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import gc
-import math
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import parity
 import pytest
@@ -126,64 +118,3 @@ def test_ranks_with_other_random_numbers_are_told() -> None:
     with pytest.raises(ConfigError, match="random numbers on rank 1"), hpctrain.torch.partitioned(context):
         pass
     torch.manual_seed(0)
-
-
-@contextmanager
-def data_limit(num_bytes: int) -> Iterator[None]:
-    """No more than so much new private memory for this process."""
-    gc.collect()
-    now = next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines()
-               if line.startswith("VmData"))
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (now + num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-class Large(nn.Module):
-    """16 matrices of 4 MiB in blocks, and a list of them that only the end of the list makes children."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.ModuleDict({"a": nn.Linear(1024, 1024), "b": nn.LayerNorm(8)})
-                                    for _ in range(10))
-        self.rest = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(6)])
-        for part in self.modules():
-            if isinstance(part, nn.Linear):
-                part.weight.data.normal_(std=1 / math.sqrt(1024))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block["a"](x)
-        return self.rest(x)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is set from /proc")
-def test_a_model_larger_than_the_memory_of_a_rank_is_built_and_trained() -> None:
-    context = hpctrain.start()
-    if context.size == 1:
-        pytest.skip("one rank holds all there is")
-    ctypes.CDLL(None).mallopt(-3, MIB // 4)  # M_MMAP_THRESHOLD: freed blocks are no longer this process's
-    size = 64 * MIB
-    # Parts; two matrices that are made; and where a trainer is made, also its own part and two windows, or what is
-    # shared within the node, which is not private.
-    build, train = size // context.size + 14 * MIB, 2 * size // context.size + 34 * MIB
-    with data_limit(build), pytest.raises(RuntimeError, match="memory"):
-        Large()  # the limit is one
-    gc.collect()
-    torch.manual_seed(7)
-    with data_limit(build), hpctrain.torch.partitioned(context):
-        module = Large()
-
-    def loss(module: nn.Module, x: torch.Tensor) -> Any:
-        return module(x).square().sum(), float(len(x))
-
-    x = torch.randn(2, 1024, generator=torch.Generator().manual_seed(8))
-    with data_limit(train):
-        trainer = context.trainer(hpctrain.torch.adapt(module, loss), optimizer=hpctrain.SGD(lr=1e-3), clip_norm=1.0,
-                                  zero=Zero(3, "none", bucket_bytes=MIB))
-        first = trainer.step([x])
-        second = trainer.step([x])
-    assert second.loss < first.loss
