@@ -76,9 +76,11 @@ def run(core: Core, job: Job) -> Any:
         return job.result
     sequence = observer.started(call.title, call.dtype, call.count, call.name)
     observer.waiting(sequence)
-    core.queue.drain()
-    _carry_out(core, job)
-    observer.finished(sequence)
+    try:
+        core.queue.drain()
+        _carry_out(core, job)
+    finally:  # whoever catches the error waits no longer
+        observer.finished(sequence)
     return job.result
 
 

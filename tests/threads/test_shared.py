@@ -12,6 +12,7 @@ import torch
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group, jobs, meeting, reductions, shared, way
 from hpctrain.collectives.meeting import Told
+from hpctrain.collectives.recorder import Recorder
 from hpctrain.errors import MismatchError, UnsupportedError
 from hpctrain.plan.split import bounds
 from hpctrain.transport.threads import run_threads
@@ -208,6 +209,18 @@ def test_shared_memory_by_name_is_refused_where_it_is_not(far: list[int]) -> Non
 
     run_threads(3, run)
     assert far == []
+
+
+def test_a_rank_whose_call_was_refused_waits_no_longer() -> None:
+    def run(transport: Any) -> None:
+        channel = Recorder().channel("world", range(transport.size))
+        g = Group(transport, arrays_of, observer=channel)
+        x = allocate(g, np.empty(0), 3, "float32")
+        with pytest.raises(UnsupportedError, match="transport.allocate"):
+            g.all_reduce(x if g.rank else np.ones(3, np.float32), algorithm="shared memory")
+        assert channel.current is None and channel.latest.state == "finished"
+
+    run_threads(2, run)
 
 
 def test_ranks_in_different_calls_learn_it_before_data_moves() -> None:
