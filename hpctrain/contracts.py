@@ -260,9 +260,16 @@ class Work(Protocol):
 
 
 class Model(Protocol):
-    """What an engine sees of a model (one pipeline stage of it). Fulfilled by `adapters`."""
+    """What an engine sees of a model (one pipeline stage of it). Fulfilled by `adapters`.
+
+    Attributes:
+        arrays: of its parameters.
+        splits: set before a forward: whether its backward will come in two parts. Only a hint: each kind of backward is
+            right after any forward.
+    """
 
     arrays: Arrays
+    splits: bool
 
     @property
     def placements(self) -> Sequence[Placement]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -116,7 +116,7 @@ class PipelineRun:
                 self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs)
                 self._gradient_receivers[stage] = GradientReceiver(link(("grad", after), self._places[after]))
 
-    def _start(self, order: Iterable[Action]) -> None:
+    def _start(self, order: Sequence[Action]) -> None:
         """A pass begins."""
         self._inputs: dict[_Key, Any] = {}
         self._outputs: dict[_Key, Any] = {}
@@ -131,6 +131,7 @@ class PipelineRun:
         for action in order:
             if isinstance(action, RecvActivation | RecvGrad):
                 self._to_come[type(action), action.stage].append(action.micro_batch)
+        self._split = {(a.stage, a.micro_batch) for a in order if isinstance(a, BackwardInput)}
         for stage, receiver in self._receivers.items():
             if self._to_come[RecvActivation, stage]:
                 receiver.expect()
@@ -190,7 +191,9 @@ class PipelineRun:
     def _forward(self, action: Forward) -> None:
         stage, i = action.stage, action.micro_batch
         inputs = self._inputs.pop((stage, i), None)
-        outputs, stash = self._models[stage].forward(self._batches[i], inputs, training=self._training)
+        model = self._models[stage]
+        model.splits = (stage, i) in self._split
+        outputs, stash = model.forward(self._batches[i], inputs, training=self._training)
         if stage == self._last:
             loss_sum, weight = outputs
             self._terms[0] += float(loss_sum)

@@ -21,6 +21,8 @@ __all__ = ["Stages"]
 class Stages:
     """`models` by number of stage, ascending; there may be none. Fulfils `contracts.Model` but for passes."""
 
+    splits = False
+
     def __init__(self, models: Mapping[int, Model]) -> None:
         self.models = dict(models)
         self.arrays: Arrays = next((m.arrays for m in self.models.values()), None) or arrays_of(np.empty(0))

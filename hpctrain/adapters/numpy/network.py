@@ -31,6 +31,8 @@ class Network:
     The first stage takes the micro-batch's inputs; the last one alone has a loss.
     """
 
+    splits = False  # every forward leaves what either kind of backward needs
+
     def __init__(self, layers: Sequence[Layer], loss: LossFunction | None, arrays: Arrays,
                  part: tuple[int, int] | None = None) -> None:
         self.arrays = arrays

@@ -41,6 +41,8 @@ class TorchModel:
     the first one is what it goes by.
     """
 
+    splits = False
+
     def __init__(self, module: torch.nn.Module, loss: Loss, arrays: Arrays, no_decay: Sequence[str] = (),
                  units: Sequence[str] = (), ties: Mapping[str, Sequence[str]] | None = None) -> None:
         self.module = module
