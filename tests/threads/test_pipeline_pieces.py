@@ -1,4 +1,4 @@
-"""Scatter/gather between tensor-parallel stages: parity with one process, what is sent, what is cut, what is refused."""
+"""Scatter/gather between tensor-parallel stages: parity with one process, what travels, what is cut and refused."""
 
 from __future__ import annotations
 
@@ -87,11 +87,10 @@ def test_the_next_message_is_awaited_before_pieces_are_put_together() -> None:
         ts.case(context, 2, "1f1b", (3,) * 3, watch=watch, least_bytes=100)
 
     on_threads(4, run)
-    third = [i for i, call in enumerate(seen[2]) if call == "gather"][1]
-    # The second message: its receives, as far as they are known, are posted before the gather of the first; so are all
-    # those of the third before the gather of the second: frame, x, hidden values, mask, rank.
-    assert seen[2][third - 5:third] == ["8", str(8 * 8), str(8 * 3 * 2), "24", "8"]
-    # A gradient whose form is known: x and the hidden values of one gradient before the gather of the one before it.
+    first = seen[2].index("gather")
+    # All receives of the second message are posted before the first is put together: frame, x, hidden, mask, rank.
+    assert seen[2][first - 5:first] == ["8", str(8 * 8), str(8 * 3 * 2), "24", "8"]
+    # So are those of the second gradient, whose form is known by then: x and hidden values.
     assert "".join(f"{call} " for call in seen[1]).startswith("56 48 56 48 gather")
 
 
