@@ -294,7 +294,7 @@ class Model(Protocol):
 
     @property
     def replicated(self) -> Replicated:
-        """Which arrays of a stage's outputs have the same bits on all ranks of its tensor group. False: none.
+        """Which arrays of a stage's outputs have the same bits on all ranks of its tensor group. False: none. Read once.
 
         They may travel in pieces, a piece a rank, so where one differs all the same, the next stage gets a mixture. Of
         such an array the next stage gives one gradient, with the same bits on all ranks of its own tensor group: that

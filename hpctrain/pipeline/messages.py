@@ -27,7 +27,8 @@ from hpctrain.pipeline.pieces import Replicas
 
 __all__ = ["GradientReceiver", "GradientSender", "Link", "Receiver", "Sender"]
 
-_FRAME = 8  # bytes
+_FRAME_BYTES = 8
+_FRAME = Leaf("uint8", (_FRAME_BYTES,), False)
 _NOTHING = Form("null")
 
 
@@ -111,7 +112,7 @@ class Sender:
         new = form is not history.form
         link.check(arrays, form.leaves)
         letters = text.encode() if new else b""
-        link.send(_bytes(link.arrays, len(letters).to_bytes(_FRAME, "little")))
+        link.send(_bytes(link.arrays, len(letters).to_bytes(_FRAME_BYTES, "little")))
         awaited = history.known and form.layout == history.form.layout
         if awaited:
             link.send_all(arrays, form.leaves)
@@ -138,7 +139,7 @@ class Receiver:
     def expect(self) -> None:
         """Posts the receives of the next message, as far as they are known. Local."""
         if self._frame is None:
-            self._frame = self.link.recv(Leaf("uint8", (_FRAME,), False))
+            self._frame = self.link.recv(_FRAME)
             if self._history.known:
                 self._ahead = [self.link.recv(leaf) for leaf in self._history.form.leaves]
 

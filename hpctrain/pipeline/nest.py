@@ -11,7 +11,7 @@ The gradient of a nest is the same nest with None for all that needs no gradient
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,12 @@ class Form:
     def build(self, arrays: Sequence[Array]) -> Any:
         """The nest with these arrays."""
         rest = iter(arrays)
-        return _build(self._tree, lambda leaf: next(rest), plain=True)
+        return _build(self._tree, lambda gradient: next(rest), plain=True)
 
     def gradient_nest(self, arrays: Sequence[Array]) -> Any:
         """The nest of these gradients, which are those of the leaves that need one."""
         rest = iter(arrays)
-        return _build(self._tree, lambda leaf: next(rest) if leaf.gradient else None, plain=False)
+        return _build(self._tree, lambda gradient: next(rest) if gradient else None, plain=False)
 
     def gradients(self, nest: Any) -> list[Array | None]:
         """The gradients of the leaves that need one, out of their nest; None where the nest has none."""
@@ -101,12 +101,7 @@ def _describe(nest: Any, where: str, arrays: list[Array], arrays_of: ArraysOf, n
 
 
 def _of_part(replicated: Replicated, key: Any) -> Replicated:
-    return replicated.get(key, False) if isinstance(replicated, Mapping) else replicated
-
-
-def _leaf(content: Sequence[Any]) -> Leaf:
-    dtype, shape, gradient, replicated = content
-    return Leaf(dtype, tuple(shape), gradient, replicated)
+    return replicated if isinstance(replicated, bool) else replicated.get(key, False)
 
 
 def _leaves(tree: Any) -> Iterator[Leaf]:
@@ -114,19 +109,19 @@ def _leaves(tree: Any) -> Iterator[Leaf]:
         return
     ((kind, content),) = tree.items()
     if kind == "array":
-        yield _leaf(content)
+        yield Leaf(content[0], tuple(content[1]), content[2], content[3])
         return
     for part in content:
         yield from _leaves(part[1] if kind == "dict" else part)
 
 
-def _build(tree: Any, take: Callable[[Leaf], Any], *, plain: bool) -> Any:
-    """`plain`: other values are kept, otherwise they become None."""
+def _build(tree: Any, take: Callable[[bool], Any], *, plain: bool) -> Any:
+    """`take` is told whether the array needs a gradient. `plain`: other values are kept, else they become None."""
     if not isinstance(tree, dict):
         return tree if plain else None
     ((kind, content),) = tree.items()
     if kind == "array":
-        return take(_leaf(content))
+        return take(content[2])
     if kind == "dict":
         return {key: _build(part, take, plain=plain) for key, part in content}
     parts = [_build(part, take, plain=plain) for part in content]
