@@ -294,12 +294,13 @@ class Model(Protocol):
 
     @property
     def replicated(self) -> Replicated:
-        """Which arrays of a stage's outputs have the same bits on all ranks of its tensor group. False: none. Read once.
+        """Which arrays of a stage's outputs have the same bits on all ranks of its tensor group; False: none.
 
         They may travel in pieces, a piece a rank, so where one differs all the same, the next stage gets a mixture. Of
         such an array the next stage gives one gradient, with the same bits on all ranks of its own tensor group: that
         of the array as a whole, summed over the group. All other arrays, and their gradients, go as they are from each
-        rank to the rank at its place in the next stage's group. The structure of outputs is the same on all ranks.
+        rank to the rank at its place in the next stage's group. The structure of outputs is the same on all ranks. Read
+        once, when the pipeline is made.
         """
 
     def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, Array], None],
