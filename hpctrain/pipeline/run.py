@@ -27,6 +27,7 @@ from hpctrain.pipeline.buffers import Buffers
 from hpctrain.pipeline.executor import execute
 from hpctrain.pipeline.messages import GradientReceiver, GradientSender, Link, Receiver, Sender
 from hpctrain.pipeline.nest import Form
+from hpctrain.pipeline.pieces import Replicas
 from hpctrain.plan.pipeline.messages import Channel
 from hpctrain.plan.pipeline.stash import Peak
 from hpctrain.plan.pipeline.trace import Span
@@ -77,6 +78,7 @@ class PipelineRun:
         group: one rank a place.
         arrays, arrays_of: of this rank's models; of any array.
         trained: for each stage whether it has trained parameters; the same on all ranks.
+        replicas: the tensor group that has this rank's stages, where there is one; its ranks make each pass together.
 
     Attributes:
         peaks: for each stage of this rank, the most stashes there were at one time in the last `train`.
@@ -85,35 +87,36 @@ class PipelineRun:
     """
 
     def __init__(self, places: Sequence[int], models: Mapping[int, Model], group: Group, arrays: Arrays,
-                 arrays_of: ArraysOf, trained: Sequence[bool]) -> None:
+                 arrays_of: ArraysOf, trained: Sequence[bool], replicas: Replicas | None = None) -> None:
         self._places, self._models, self._group, self._rank = tuple(places), dict(models), group, group.rank
         self._last = len(places) - 1
         self._reached = [any(trained[: stage + 1]) for stage in range(len(places))]
         self._buffers = Buffers(arrays)
-        self._make_channels(group, arrays, arrays_of)
+        self._make_channels(group, arrays, arrays_of, replicas if replicas and replicas.group.size > 1 else None)
         self._start(())
         self.peaks: dict[int, Peak] = {}
         self.spans: list[Span] = []
         self.aligned = False
 
-    def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf) -> None:
+    def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf, replicas: Replicas | None) -> None:
         numbers = channel_numbers(self._places)
 
         def link(channel: Channel, peer: int) -> Link:
-            return Link(group, arrays, self._buffers, peer, numbers[channel], deque())
+            return Link(group, arrays, self._buffers, peer, numbers[channel], deque(), replicas)
 
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._gradient_senders: dict[int, GradientSender] = {}
         self._gradient_receivers: dict[int, GradientReceiver] = {}
-        for stage in self._models:
+        for stage, model in self._models.items():
             before, after = stage - 1, stage + 1
             if before >= 0 and self._places[before] != self._rank:
                 self._receivers[stage] = Receiver(link(("activation", before), self._places[before]))
                 self._gradient_senders[stage] = GradientSender(link(("grad", stage), self._places[before]), arrays_of)
             if after <= self._last and self._places[after] != self._rank:
                 needs = _is_float if self._reached[stage] else _never
-                self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs)
+                self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs,
+                                              model.replicated if replicas is not None else False)
                 self._gradient_receivers[stage] = GradientReceiver(link(("grad", after), self._places[after]))
 
     def _start(self, order: Sequence[Action]) -> None:
@@ -257,16 +260,15 @@ class PipelineRun:
     def _send_activation(self, action: SendActivation) -> None:
         stage, i = action.stage, action.micro_batch
         self._sent_forms[stage, i] = self._senders[stage].send(self._outputs.pop((stage, i)))
-        self._expect_gradient(stage)
+        if (form := self._next_gradient(stage)) is not None:
+            self._gradient_receivers[stage].expect(form)
 
     def _receive_activation(self, action: RecvActivation) -> None:
         stage, i = action.stage, action.micro_batch
-        receiver = self._receivers[stage]
-        self._inputs[stage, i], self._received_forms[stage, i] = receiver.receive()
         to_come = self._to_come[RecvActivation, stage]
         to_come.popleft()
-        if to_come:
-            receiver.expect()
+        found = self._receivers[stage].receive(ahead=bool(to_come))
+        self._inputs[stage, i], self._received_forms[stage, i] = found
 
     def _send_gradient(self, action: SendGrad) -> None:
         key = action.stage, action.micro_batch
@@ -275,14 +277,13 @@ class PipelineRun:
     def _receive_gradient(self, action: RecvGrad) -> None:
         stage, i = action.stage, action.micro_batch
         self._to_come[RecvGrad, stage].popleft()
-        self._output_grads[stage, i] = self._gradient_receivers[stage].receive(self._sent_forms.pop((stage, i)))
-        self._expect_gradient(stage)
+        form, after = self._sent_forms.pop((stage, i)), self._next_gradient(stage)
+        self._output_grads[stage, i] = self._gradient_receivers[stage].receive(form, after)
 
-    def _expect_gradient(self, stage: int) -> None:
-        """Posts the receives of the next gradient, once it is known what comes."""
+    def _next_gradient(self, stage: int) -> Form | None:
+        """The form of the next gradient, once it is known what comes."""
         to_come = self._to_come[RecvGrad, stage]
-        if to_come and (stage, to_come[0]) in self._sent_forms:
-            self._gradient_receivers[stage].expect(self._sent_forms[stage, to_come[0]])
+        return self._sent_forms.get((stage, to_come[0])) if to_come else None
 
 
 def channel_numbers(places: Sequence[int]) -> dict[Channel, int]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpctrain.arrays import arrays_of
-from hpctrain.contracts import Array, Arrays, Model
+from hpctrain.contracts import Array, Arrays, Model, Replicated
 from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.placement import Placement
 
@@ -22,6 +22,7 @@ class Stages:
     """`models` by number of stage, ascending; there may be none. Fulfils `contracts.Model` but for passes."""
 
     splits = False
+    replicated: Replicated = False  # asked of each stage by itself
 
     def __init__(self, models: Mapping[int, Model]) -> None:
         self.models = dict(models)

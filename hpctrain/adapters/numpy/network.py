@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.adapters.numpy.layers import Floats, Layer, Parameter
-from hpctrain.contracts import Arrays
+from hpctrain.contracts import Arrays, Replicated
 from hpctrain.plan.placement import Placement
 
 __all__ = ["Network"]
@@ -32,6 +32,7 @@ class Network:
     """
 
     splits = False  # every forward leaves what either kind of backward needs
+    replicated: Replicated = False  # these layers know no tensor group
 
     def __init__(self, layers: Sequence[Layer], loss: LossFunction | None, arrays: Arrays,
                  part: tuple[int, int] | None = None) -> None:
