@@ -95,7 +95,7 @@ def alone(**how: Any) -> Any:
 
 
 def pipelined(context: Any, pipeline: Pipeline, **how: Any) -> PipelineTrainer:
-    cut = uniform(6, len(pipeline.first_plan(pipeline.num_ranks(context.size)).places))
+    cut = uniform(6, pipeline.first_plan(pipeline.num_ranks(context.size)).depth)
     chain = hpctrain.torch.layers(network(**how))
     return PipelineTrainer(context, lambda s: hpctrain.torch.stage(chain, cut, s, loss), pipeline, **OPTIONS)
 

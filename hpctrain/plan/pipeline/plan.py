@@ -58,6 +58,15 @@ class PipelinePlan:
         """The stages that `rank` holds, its chunks, in order; may be none."""
         return tuple(stage for stage, place in enumerate(self.places) if place == rank)
 
+    def parts_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of the model that `rank` holds, numbered as in the first copy: what its parameters are of."""
+        return tuple(sorted({stage % self.depth for stage in self.stages_of(rank)}))
+
+    def peers_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks that hold the same stages of the model as `rank`, itself among them; with one copy nobody else."""
+        parts = self.parts_of(rank)
+        return tuple(other for other in range(self.num_ranks) if other == rank or parts == self.parts_of(other) != ())
+
     def before(self, stage: int) -> int | None:
         """The stage that feeds `stage`; None for the first of its copy."""
         return stage - 1 if stage % self.depth else None
