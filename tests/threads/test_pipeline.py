@@ -87,6 +87,41 @@ def test_any_plan_that_can_run(plan: Any, data: Any) -> None:
           zero=zero)
 
 
+SAME_WAY = """
+schedule two copies in one direction
+stages 0 1 0 1
+copies 2
+micro-batches 3
+rank 0: 0F0 2F2 0F1 2B2 0B0 0B1
+rank 1: 1F0 1B0 3F2 1F1 3B2 1B1
+"""
+LOPSIDED = """
+schedule a copy over two ranks and one on a third
+stages 0 1 2 2
+copies 2
+micro-batches 3
+rank 0: F0 F1 I0 W0 B1
+rank 1: F0 B0 F1 B1
+rank 2: 2F2 3F2 3B2 2B2
+"""
+
+
+@pytest.mark.parametrize(("text", "size"), [(SAME_WAY, 2), (SAME_WAY, 4), (LOPSIDED, 3), (LOPSIDED, 6)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_plans_of_a_user_with_two_copies(text: str, size: int, tied: bool) -> None:
+    """Copies whose ranks hold other cuts of the model share each parameter all the same."""
+    plan = from_text(text)
+    batches = [[*pp.global_batch(3, u), *pp.global_batch(3, u)][: 3 * size // plan.num_ranks] for u in range(3)]
+    how = {"zero": hpctrain.Zero(1, bucket_bytes=100)}
+    expected = pp.alone(batches, pp.layers(tied), **how)
+    seen = pp.on_threads(size, lambda context: pp.case(context, expected, Pipeline(plan), batches,
+                                                       make=lambda: pp.layers(tied), **how))
+    for parameter in expected.weights:
+        copies = [s.weights[parameter] for s in seen if parameter in s.weights]
+        assert len(copies) >= size // plan.num_ranks
+        assert all(np.array_equal(copies[0], copy) for copy in copies)
+
+
 @pytest.mark.parametrize("frozen", [(0, 1, 3), (7,), (3, 5)])
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
 def test_frozen_stages(name: str, frozen: tuple[int, ...]) -> None:
@@ -106,13 +141,14 @@ def test_unused() -> None:
     pp.on_threads(2, run)
 
 
-def test_no_gradient_comes_back_to_where_nothing_is_trained() -> None:
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_no_gradient_comes_back_to_where_nothing_is_trained(name: str) -> None:
     def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("1f1b"), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
+        trainer = pp.pipelined(context, Pipeline(name), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
         trainer.step(pp.global_batch(4))
         for stage, receiver in trainer._run._receivers.items():  # stages begin with layers 0, 2, 4, 6; 5 is trained
             (leaf,) = receiver._history.form.leaves
-            assert leaf.gradient == (stage == 3)
+            assert leaf.gradient == (stage % 4 == 3)
             assert receiver._frame is None  # nothing is awaited that does not come
 
     pp.on_threads(4, run)

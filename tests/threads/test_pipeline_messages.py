@@ -177,6 +177,7 @@ def test_more_channels_than_there_are_is_refused() -> None:
     for sender in (0, 1):
         mine = sorted(number for (_, stage), number in numbers.items() if stage % 2 == sender)
         assert mine == list(range(len(mine))) and len(mine) <= 32
+    assert set(channel_numbers((0, 1, 0, 1), 2)) == {("activation", 0), ("activation", 2), ("grad", 1), ("grad", 3)}
     with pytest.raises(UnsupportedError, match="fewer chunks"):
         channel_numbers((0, 1) * 17)
 
