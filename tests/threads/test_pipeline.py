@@ -27,7 +27,7 @@ from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
 from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 
 SMALL = [(1, 1), (1, 3), (2, 1), (2, 4), (3, 2), (3, 7), (4, 3), (4, 10)]
-CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3)]
+CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3), (2, 3, 20)]
 TRUTH: dict[Any, pp.Seen] = {}
 
 
