@@ -26,11 +26,11 @@ class PipelineTrainer(Trainer):
     """Trains a model over a pipeline axis and a data axis. Collective over the world to make.
 
     A step is that of one process: loss, norm, clipping, skipping and loss scale are of the whole model and the whole
-    batch. `step` and `evaluate` get the same micro-batches on all ranks of a pipeline.
-    `gradients`, `parameters` and `gathered` are about the stages of this rank, and collective over the ranks that hold
-    the same ones: its data axis, of two places along the pipeline where a schedule has two copies of the model
-    (`gathered(modify=...)` counts those of the first place first). Stages that have a parameter of the same
-    name share it: its gradient is the sum over them (who changes one by `gathered` changes all copies alike).
+    batch. `step` and `evaluate` get the same micro-batches on all ranks of a pipeline. `gradients`, `parameters` and
+    `gathered` are about the stages of this rank, and collective over the ranks that hold the same ones: its data axis,
+    or those of all its places along the pipeline where the model is there in copies (`gathered(modify=...)` counts the
+    ranks of the first place first). Stages that have a parameter of the same name share it: its gradient is the sum
+    over them (who changes one by `gathered` changes all copies alike).
 
     Args:
         context: the job.
@@ -64,7 +64,7 @@ class PipelineTrainer(Trainer):
 
     @property
     def num_stages(self) -> int:
-        """Stages of the model, in how many copies ever it is there."""
+        """Stages of the model; copies count once."""
         return self._pipelined.depth
 
     @property

@@ -68,16 +68,16 @@ class Pipelined:
         self.data_rank = mesh.coordinates(world.rank)["data"]
         self.pipeline = _subgroup(world, mesh.group(world.rank, "pipeline"))
         place = self.pipeline.rank
-        self._peers = first.peers_of(place)
-        self.data = _subgroup(world, _columns(mesh, self._peers))
+        peers = first.peers()
+        self.data = _subgroup(world, _columns(mesh, peers[place]))
         with world.agree():
             make = stages if callable(stages) else stages.__getitem__
             self.model = Stages({part: make(part) for part in first.parts_of(place)})
             self.model.buffers()
         self.models = {stage: self.model.models[stage % self.depth] for stage in first.stages_of(place)}
-        self._learn(mesh, first)
+        self._learn(mesh, peers)
 
-    def _learn(self, mesh: Mesh, first: PipelinePlan) -> None:
+    def _learn(self, mesh: Mesh, peers: Sequence[Sequence[int]]) -> None:
         """What all stages have, and what several have, or ranks that are no peers."""
         mine = {str(part): [[p.name, list(p.shape), p.dtype, p.frozen] for p in m.placements]
                 for part, m in self.model.models.items()}
@@ -97,9 +97,10 @@ class Pipelined:
         tied: dict[str, tuple[int, ...]] = {}
         for name, pairs in holders.items():
             places = {place for _, place in pairs}
-            if len({part for part, _ in pairs}) > 1 or not places <= set(first.peers_of(min(places))):
+            if len({part for part, _ in pairs}) > 1 or not places <= set(peers[min(places)]):
                 tied[name] = _columns(mesh, places)
-        self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] not in self._peers)
+        here = peers[self.pipeline.rank]
+        self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] not in here)
         self.tied = tied_groups(self.world, tied)
         share_values(self.model, self.tied)
 

@@ -62,10 +62,15 @@ class PipelinePlan:
         """The stages of the model that `rank` holds, numbered as in the first copy: what its parameters are of."""
         return tuple(sorted({stage % self.depth for stage in self.stages_of(rank)}))
 
-    def peers_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that hold the same stages of the model as `rank`, itself among them; with one copy nobody else."""
-        parts = self.parts_of(rank)
-        return tuple(other for other in range(self.num_ranks) if other == rank or parts == self.parts_of(other) != ())
+    def peers(self) -> tuple[tuple[int, ...], ...]:
+        """For each rank those that hold the same stages of the model, itself among them; with one copy nobody else."""
+        parts: list[set[int]] = [set() for _ in range(self.num_ranks)]
+        for stage, rank in enumerate(self.places):
+            parts[rank].add(stage % self.depth)
+        alike: dict[frozenset[int], list[int]] = {}
+        for rank, mine in enumerate(parts):
+            alike.setdefault(frozenset(mine), []).append(rank)
+        return tuple(tuple(alike[frozenset(mine)]) if mine else (rank,) for rank, mine in enumerate(parts))
 
     def before(self, stage: int) -> int | None:
         """The stage that feeds `stage`; None for the first of its copy."""

@@ -65,9 +65,9 @@ def test_each_copy_gets_its_half(ranks, micro_batches):
 def test_who_holds_the_same_stages():
     five = dualpipe(5, 4)
     assert [five.parts_of(rank) for rank in range(5)] == [(0, 4), (1, 3), (2,), (1, 3), (0, 4)]
-    assert [five.peers_of(rank) for rank in range(5)] == [(0, 4), (1, 3), (2,), (1, 3), (0, 4)]
+    assert five.peers() == ((0, 4), (1, 3), (2,), (1, 3), (0, 4))
     assert dualpipe(1, 2).parts_of(0) == (0,)
     folded = dualpipe_v(2, 2)
-    assert [(folded.parts_of(rank), folded.peers_of(rank)) for rank in (0, 1)] == [((0, 3), (0,)), ((1, 2), (1,))]
+    assert ([folded.parts_of(rank) for rank in (0, 1)], folded.peers()) == ([(0, 3), (1, 2)], ((0,), (1,)))
     nothing = make_plan("second", 1, (1, 1), [[], [], []])
-    assert [nothing.peers_of(rank) for rank in range(3)] == [(0,), (1,), (2,)]
+    assert nothing.peers() == ((0,), (1,), (2,))
