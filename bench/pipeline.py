@@ -36,7 +36,7 @@ class Contender(NamedTuple):
 
 OURS = {f"hpctrain {schedule}": Contender(schedule, *rest) for schedule, *rest in [
     ("gpipe",), ("1f1b",), ("interleaved", 2), ("zb-h1", 1, True), ("zb-h2", 1, True), ("zb-v", 2, True),
-    ("dualpipe-v", 2, True)]}
+    ("dualpipe", 1, True), ("dualpipe-v", 2, True)]}
 TORCH = {f"torch {name} (gloo)": Contender(schedule, *rest) for name, schedule, *rest in [
     ("GPipe", "ScheduleGPipe"), ("1F1B", "Schedule1F1B"), ("interleaved", "ScheduleInterleaved1F1B", 2),
     ("interleaved zero-bubble", "ScheduleInterleavedZeroBubble", 2, True), ("ZBV", "ScheduleZBVZeroBubble", 2, True),
