@@ -35,12 +35,12 @@ def stages_shown(cut: Stages, config: Config, element: int) -> Iterator[Any]:
     sizes = {name: prod(shape) for name, shape in make_shape(config).parameters().items()}
     note = "; training measures and cuts anew" if config.pipeline.layers == "time" else ""
     how = config.pipeline.layers if isinstance(config.pipeline.layers, str) else list(config.pipeline.layers)
-    table = new_table(f"pipeline, layers = {how!r}{note}", "stage", "rank", "layers", "parameters",
-                      "most held", "activations (estimate)", words=("layers",))
+    title = f"pipeline, layers = {how!r}{note}\nheld: most micro-batches at a time; activations: of these, an estimate"
+    table = new_table(title, "stage", "rank", "layers", "parameters", "held", "activations", words=("layers",))
     for stage, (layers, names, peak) in enumerate(zip(cut.layers, cut.parameters, cut.proof.stages, strict=True)):
         ends = " .. ".join(dict.fromkeys((layers[0], layers[-1]))) if layers else ""
         table.add_row(str(stage), str(cut.plan.places[stage]), f"{len(layers)}: {ends}" if layers else "none",
-                      f"{sum(sizes[name] for name in names):,}", f"{peak.held} micro-batch{'es' * (peak.held != 1)}",
+                      f"{sum(sizes[name] for name in names):,}", str(peak.held),
                       shown_bytes(peak.held * cut.activations[stage] * element))
     yield table
     title, *lines = draw(cut.timeline).splitlines()

@@ -134,19 +134,20 @@ def _elsewhere(key: str) -> str:
 
 
 def _checked(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    kind = hint
-    if isinstance(value, list | tuple) and any(get_origin(arg) is tuple for arg in get_args(hint)):
-        return _checked_list(name, value, limits)
+    kind, also = hint, ""
+    if any(get_origin(arg) is tuple for arg in get_args(hint)):
+        if isinstance(value, list | tuple):
+            return _checked_list(name, value, limits)
+        also = ", or a list of integers"
     if get_origin(hint) is UnionType or NoneType in get_args(hint):
         kind = next(arg for arg in get_args(hint) if arg is not NoneType)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-        raise ConfigError(f"{name} = {value!r} must be {words[kind]}")
+        raise ConfigError(f"{name} = {value!r} must be {words[kind]}{also}")
     legal, low, high = limits["legal"], limits["low"], limits["high"]
     if legal and value not in legal:
-        also = ", or a list of integers" if any(get_origin(arg) is tuple for arg in get_args(hint)) else ""
         hint = nearest(str(value), map(str, legal))
         raise ConfigError(f"{name} = {value!r}{hint} is not legal; legal are {choices(legal)}{also}")
     if kind is float and not isfinite(value):

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.config.mesh import fill_mesh
 from hpctrain.plan.flat import BUCKET_BYTES
 from hpctrain.plan.mesh import Mesh
-from hpctrain.plan.pipeline.catalogue import SCHEDULES
+from hpctrain.plan.pipeline.catalogue import RUNNABLE
 
 __all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Offload", "Optimizer",
            "Pipeline", "Precision", "Run", "Schedule", "Zero", "option"]
@@ -90,7 +90,7 @@ class Pipeline:
     """How the ranks of a pipeline, mesh.pipeline of them, share the model and the micro-batches (docs/pipelines.md)."""
 
     schedule: str = option("1f1b", "Who runs which micro-batch when. The micro-batches of a step are "
-                           "batch.accumulation.", legal=tuple(SCHEDULES))
+                           "batch.accumulation.", legal=RUNNABLE)
     layers: str | tuple[int, ...] = option(
         "parameters", "How the model's layers are divided over the stages: as many in each (uniform), as many "
         "parameters, as much time, measured when training starts; or a list, as [3, 2, 1]: layers of each stage.",
@@ -99,7 +99,8 @@ class Pipeline:
     group: int | None = option(None, "Micro-batches that pass one chunk before the next one has its turn "
                                "(interleaved).", low=1)
     limit: float | None = option(None, "Micro-batches that a rank may hold (zb-auto).", low=1.0)
-    trace: str | None = option(None, "File for trace viewers: one step, planned and real side by side.")
+    trace: str | None = option(None, "File for trace viewers: one step, planned and real side by side. Costs a barrier "
+                               "a step.")
     trace_step: int | None = option(None, "That step; the last one when not given.", low=1)
 
 

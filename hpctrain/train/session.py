@@ -228,10 +228,17 @@ def describe(session: Session) -> list[str]:
         f"{config.model.kind} of {session.num_parameters:,} parameters ({config.run.dtype}), "
         f"{session.context.size} rank{'s' if session.context.size > 1 else ''}",
         f"batch {batch} samples of {length} tokens = {batch.size * length:,} tokens an update",
-        *([] if session.pipelined is None else session.pipelined.describe()),
+        *_pipeline_lines(session),
         f"text {len(session.train) * length:,} tokens, validation {len(session.validation) * length:,}, "
         f"bigram entropy {session.bigram_entropy:.4f} nats per byte",
     ]
     if session.position.resumed_step >= config.run.steps:
         lines.append(f"run.steps = {config.run.steps} is reached: nothing left to train (--restart begins anew)")
     return lines + session.position.lines
+
+
+def _pipeline_lines(session: Session) -> list[str]:
+    if session.pipelined is not None:
+        return session.pipelined.describe()
+    unused = session.config.pipeline != Config().pipeline
+    return ["no pipeline: [pipeline] has no say where mesh.pipeline is 1"] if unused else []
