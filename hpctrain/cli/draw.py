@@ -48,12 +48,12 @@ def draw(
     trace: Annotated[Path | None, typer.Option(help="Write a file for Chrome's and Perfetto's trace viewers.")] = None,
 ) -> None:
     """Prove a pipeline schedule, and show it as text, PNG or trace."""
+    from hpctrain.cli.schedule_files import write_files
     from hpctrain.plan.pipeline.draw import draw as drawn
     from hpctrain.plan.pipeline.messages import with_messages
     from hpctrain.plan.pipeline.proof import prove
     from hpctrain.plan.pipeline.simulate import simulate
     from hpctrain.plan.pipeline.text import plan_to_text
-    from hpctrain.plan.pipeline.trace import to_chrome
     from hpctrain.plan.schedule import to_text
 
     rows = [_numbers(text) for text in times or ["1,1,1"]]
@@ -71,12 +71,7 @@ def draw(
     else:
         typer.echo(drawn(timeline, column))
         typer.echo(f"proved: {proof.messages} messages, at most {proof.buffers} under way on a channel")
-    if png is not None:
-        from hpctrain.cli.schedule_picture import draw_schedule
-
-        draw_schedule(timeline, png)
-    if trace is not None:
-        trace.write_text(to_chrome({f"planned {plan.name}": [span for spans in timeline.spans for span in spans]}))
+    write_files(timeline, png, trace)
 
 
 def _plan(

@@ -10,79 +10,126 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.cli.tables import UNITS, new_table, power_of, shown_bytes
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import ConfigError
 from hpctrain.plan.memory import MemoryRow, Partition, by_regions, total
 from hpctrain.plan.placement import Placement
 
 if TYPE_CHECKING:
+    from hpctrain.cli.stages import Stages
     from hpctrain.config.records import Config
     from hpctrain.plan.batch import Batch
 
-__all__ = ["memory_tables", "stages_table"]
+__all__ = ["element_bytes", "memory_tables", "stages_table"]
 
 WHERE = {"device": "rank", "node": "node (its share)", "host": "host", "disk": "disk"}
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+MOST_PLACES = 4  # of a pipeline, side by side in one table
 
 
-def memory_tables(config: Config, batch: Batch, ranks_per_node: int) -> list[Any]:
-    """Two tables: the parameters by kind, and the rows of the rank with the most and the one with the least."""
+def memory_tables(config: Config, batch: Batch, ranks_per_node: int, cut: Stages | None = None) -> list[Any]:
+    """Two tables: the parameters by kind, and rows of memory: of the rank with the most and the one with the least; of
+    a pipeline, of each place along it, or of the places with the most and the least.
+    """
     from hpctrain.runtime.flat_model import types_of
     from hpctrain.train.recipe import make_precision
 
     placements, partition = _placements(config), _partition(config, batch, ranks_per_node)
     count = sum(p.count for p in placements)
-    kinds = _new_table("parameters", "kind", "tensors", "elements")
+    kinds = new_table("parameters", "kind", "tensors", "elements")
     for kind, members in _kinds(placements).items():
         kinds.add_row(kind, str(len(members)), f"{sum(p.count for p in members):,}")
     kinds.add_row("together", str(len(placements)), f"{count:,}")
 
-    # Parts are cut as evenly as possible, earlier ranks first: nobody has more than rank 0 or less than the last one.
-    last = partition.num_ranks - 1
-    most, least = (_rows(config, batch, partition, rank) for rank in (0, last))
     compute, accumulate, _, master = types_of(make_precision(config), config.run.dtype)
-    memory = _new_table(f"memory a rank, zero.stage = {partition.stage}\nparameters {compute}, gradients "
-                        f"{accumulate}, master {master}", "what", "most: rank 0", f"least: rank {last}",
-                        "B/parameter", "where")
-    rows = [(a.name + " (estimate)" * (a.name == "activations"), a.num_bytes, b.num_bytes, WHERE[a.where])
-            for a, b in zip(most, least, strict=True) if a.num_bytes or b.num_bytes]
-    for name, high, low, where in [*rows, ("together", total(most), total(least), "")]:
-        memory.add_row(name, _bytes(high), _bytes(low), f"{high / count:.3f}", where)
+    columns = _columns(config, batch, partition, cut)
+    most = max(columns.values(), key=total)
+    title = (f"memory a rank, zero.stage = {partition.stage}\nparameters {compute}, gradients {accumulate}, "
+             f"master {master}")
+    each = ["B/parameter"] * (cut is None)
+    memory = new_table(title, "what", *columns, *each, "where", words=("where",))
+    for row, *cells in zip(most, *columns.values(), strict=True):
+        if any(cell.num_bytes for cell in cells):
+            memory.add_row(row.name + " (estimate)" * (row.name == "activations"),
+                           *(shown_bytes(cell.num_bytes) for cell in cells),
+                           *(f"{row.num_bytes / count:.3f}" for _ in each), WHERE[row.where])
+    sums = [shown_bytes(total(rows)) for rows in columns.values()]
+    memory.add_row("together", *sums, *(f"{total(most) / count:.3f}" for _ in each), "")
     return [kinds, memory]
 
 
-def stages_table(config: Config, batch: Batch, ranks_per_node: int) -> Any:
-    """Stage by number of ranks: memory of the rank with the most, activations of one micro-batch included."""
+def _columns(config: Config, batch: Batch, partition: Partition,
+             cut: Stages | None) -> dict[str, tuple[MemoryRow, ...]]:
+    """Rows by heading.
+
+    Parts are cut as evenly as possible, earlier ranks first: nobody has more than rank 0 of the data axis or less than
+    its last one.
+    """
+    last = partition.num_ranks - 1
+    if cut is None:
+        return {"most: rank 0": _rows(config, batch, partition, 0),
+                f"least: rank {last}": _rows(config, batch, partition, last)}
+    places = [_rows(config, batch, partition, 0, cut, place) for place in range(cut.plan.num_ranks)]
+    if len(places) <= MOST_PLACES:
+        return {f"pipeline {place}": rows for place, rows in enumerate(places)}
+    order = sorted(range(len(places)), key=lambda place: -total(places[place]))
+    return {f"{word}: pipeline {place}": places[place] for word, place in (("most", order[0]), ("least", order[-1]))}
+
+
+def stages_table(config: Config, batch: Batch, ranks_per_node: int, cut: Stages | None = None) -> Any:
+    """Stage by number of ranks: memory of the rank with the most, activations included. A pipeline has two stages."""
     given = replace(_partition(config, batch, ranks_per_node), share="none")
     numbers = sorted({2**k for k in range(batch.data.bit_length())} | {batch.data})
-    stages: dict[str, dict[str, Any]] = {str(stage): {"stage": stage} for stage in range(3)}
-    stages["3, share = none"] = {"stage": 3}
-    if ranks_per_node > 1:
-        stages["3, share = node"] = {"stage": 3, "share": "node"}
-    cells = {name: [total(_rows(config, batch, replace(given, num_ranks=n, **changes), 0)) for n in numbers
+    stages: dict[str, dict[str, Any]] = {str(stage): {"stage": stage} for stage in range(3 if cut is None else 2)}
+    if cut is None:
+        stages["3, share = none"] = {"stage": 3}
+        if ranks_per_node > 1:
+            stages["3, share = node"] = {"stage": 3, "share": "node"}
+    places = [0] if cut is None else range(cut.plan.num_ranks)
+    cells = {name: [max(total(_rows(config, batch, replace(given, num_ranks=n, **changes), 0, cut, place))
+                        for place in places) for n in numbers
                     if n <= ranks_per_node or "share" not in changes] for name, changes in stages.items()}
-    power = _power(max(map(max, cells.values())))
-    title = f"{UNITS[power]} on the rank with the most, by zero.stage and ranks"
-    table = _new_table(title, "stage", *map(str, numbers))
+    power = power_of(max(map(max, cells.values())))
+    where = " of the data axis" * (cut is not None)
+    title = f"{UNITS[power]} on the rank with the most, by zero.stage and ranks{where}"
+    table = new_table(title, "stage", *map(str, numbers))
     for name, row in cells.items():
         shown = [f"{cell / 1024**power:,.2f}" for cell in row]
         table.add_row(name, *shown, *["-"] * (len(numbers) - len(row)))
     return table
 
 
-def _rows(config: Config, batch: Batch, partition: Partition, rank: int) -> tuple[MemoryRow, ...]:
+def _rows(config: Config, batch: Batch, partition: Partition, rank: int, cut: Stages | None = None,
+          place: int = 0) -> tuple[MemoryRow, ...]:
+    """Of one rank on the data axis; of the pipeline `cut`, at `place`."""
     from hpctrain.runtime.flat_model import types_of
-    from hpctrain.train.recipe import make_optimizer, make_precision, make_zero
+    from hpctrain.train.recipe import make_optimizer, make_precision, make_shape, make_zero
     from hpctrain.zero.regions import make_regions
 
     precision, optimizer, placements = make_precision(config), make_optimizer(config), _placements(config)
+    if cut is not None:
+        placements = [p for p in placements if p.name in cut.held_by(place)]
+        partition = replace(partition, num_ranks=partition.num_ranks * len(cut.plan.peers()[place]))
     units = [[p.name for p in members] for members in _units(placements).values()]
     regions = make_regions(placements, units, lambda dtype: types_of(precision, dtype), make_zero(config),
                            partition.stage == 3 and not partition.shared, partition.num_ranks,
                            whole_tensors=optimizer.ownership == "tensor")
-    element = dtype_of(types_of(precision, config.run.dtype).compute).num_bytes
-    activations = element * _shape(config).num_activations(batch.micro, config.length)
-    return by_regions(regions, rank, partition, num_moments=len(optimizer.slots), activations=activations)
+    elements = make_shape(config).num_activations(batch.micro, config.length) if cut is None else cut.stashed[place]
+    rows = by_regions(regions, rank, partition, num_moments=len(optimizer.slots),
+                      activations=element_bytes(config) * elements)
+    if cut is None:
+        return rows
+    sums = dtype_of(types_of(precision, config.run.dtype).accumulate).num_bytes
+    tied = sum(p.count for p in placements if p.name in cut.tied)
+    return (*rows, MemoryRow("sums of tied gradients", tied * sums))
+
+
+def element_bytes(config: Config) -> int:
+    """Bytes of one number of an activation."""
+    from hpctrain.runtime.flat_model import types_of
+    from hpctrain.train.recipe import make_precision
+
+    return dtype_of(types_of(make_precision(config), config.run.dtype).compute).num_bytes
 
 
 def _partition(config: Config, batch: Batch, ranks_per_node: int) -> Partition:
@@ -96,14 +143,10 @@ def _partition(config: Config, batch: Batch, ranks_per_node: int) -> Partition:
                      parameters=offload.parameters or "device", delay=offload.delay)
 
 
-def _shape(config: Config) -> Any:
-    from hpctrain.train.recipe import gpt_shape, mlp_shape
-
-    return gpt_shape(config) if config.model.kind == "gpt" else mlp_shape(config)
-
-
 def _placements(config: Config) -> list[Placement]:
-    return [Placement(name, shape, config.run.dtype) for name, shape in _shape(config).parameters().items()]
+    from hpctrain.train.recipe import make_shape
+
+    return [Placement(name, shape, config.run.dtype) for name, shape in make_shape(config).parameters().items()]
 
 
 def _kinds(placements: list[Placement]) -> dict[str, list[Placement]]:
@@ -121,21 +164,3 @@ def _units(placements: list[Placement]) -> dict[str, list[Placement]]:
         block = re.match(r".*?\b\d+\b", placement.name)
         units.setdefault(block[0] if block else placement.name.rpartition(".")[0], []).append(placement)
     return units
-
-
-def _new_table(title: str, *columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", min_width=60)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 or column == "where" else "right")
-    return table
-
-
-def _bytes(count: float) -> str:
-    power = _power(count)
-    return f"{count / 1024**power:,.{2 if power else 0}f} {UNITS[power]}"
-
-
-def _power(count: float) -> int:
-    return min(len(UNITS) - 1, max(0, int(count).bit_length() - 1) // 10)

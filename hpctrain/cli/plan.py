@@ -6,11 +6,12 @@ Owns the tables. The numbers come from the same functions that training uses.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpctrain.errors import ConfigError
+from hpctrain.plan.mesh import AXES
 
 if TYPE_CHECKING:
     from hpctrain.config.records import Config
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from hpctrain.plan.mesh import Mesh
 
 __all__ = ["plan"]
-
-#: Ranks times micro-batches above which simulating every pipeline schedule would take seconds.
-MOST_SIMULATED = 4096
 
 
 def plan(
@@ -31,41 +29,46 @@ def plan(
                                               "not given.")] = None,
     ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks that share a node's memory; matters for "
                                                 "zero.share.")] = 1,
+    png: Annotated[Path | None, typer.Option(help="Write the pipeline's schedule as PNG; needs matplotlib.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write it as a file for Chrome's and Perfetto's trace "
+                                               "viewers.")] = None,
     stages: Annotated[bool, typer.Option("--stages", help="Also show how much memory each stage of ZeRO needs on 1 to "
                                          "RANKS ranks.")] = False,
 ) -> None:
     """Show mesh, batch, memory and steps of a config. Needs neither MPI nor a GPU."""
     from rich.console import Console
 
-    from hpctrain.cli.memory import memory_tables, stages_table
+    from hpctrain.cli.memory import element_bytes, memory_tables, stages_table
+    from hpctrain.cli.plan_pipeline import bubbles_table, stages_shown
+    from hpctrain.cli.schedule_files import write_files
+    from hpctrain.cli.stages import Stages
+    from hpctrain.cli.tables import rows_table
     from hpctrain.config.read import read_config
     from hpctrain.plan.batch import solve_batch
+    from hpctrain.train.pipeline import check_axes, pipelining
 
     loaded = read_config(config, settings)
     mesh = loaded.mesh.mesh(ranks)
     batch = solve_batch(mesh.length("data"), size=loaded.batch.global_, micro=loaded.batch.micro,
                         accumulation=loaded.batch.accumulation)
+    check_axes(mesh, AXES)
+    pipeline = pipelining(loaded, mesh, batch)
+    if pipeline is None and (png or trace):
+        raise ConfigError("--png and --trace show a pipeline; mesh.pipeline must be above 1")
+    cut = None if pipeline is None else Stages.of(loaded, batch, pipeline)
     console = Console()
-    console.print(_table("mesh", _mesh_rows(mesh)))
-    console.print(_table("batch", _batch_rows(batch, loaded)))
-    for table in memory_tables(loaded, batch, ranks_per_node):
+    console.print(rows_table("mesh", _mesh_rows(mesh)))
+    console.print(rows_table("batch", _batch_rows(batch, loaded, mesh.length("pipeline"))))
+    if cut is not None:
+        for shown in stages_shown(cut, loaded, element_bytes(loaded)):
+            console.print(shown, soft_wrap=isinstance(shown, str), highlight=False)
+        console.print(bubbles_table(cut.plan))
+        write_files(cut.timeline, png, trace)
+    for table in memory_tables(loaded, batch, ranks_per_node, cut):
         console.print(table)
     if stages:
-        console.print(stages_table(loaded, batch, ranks_per_node))
-    if mesh.length("pipeline") > 1:
-        console.print(_table("pipeline schedules", _pipeline_rows(mesh.length("pipeline"), batch.accumulation)))
-    console.print(_table("run", _run_rows(batch, loaded)))
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", show_header=False, min_width=60)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+        console.print(stages_table(loaded, batch, ranks_per_node, cut))
+    console.print(rows_table("run", _run_rows(batch, loaded)))
 
 
 def _mesh_rows(mesh: Mesh) -> list[tuple[str, str]]:
@@ -74,42 +77,18 @@ def _mesh_rows(mesh: Mesh) -> list[tuple[str, str]]:
         first = mesh.group(0, axis)
         shown = ", ".join(map(str, first[:8])) + (", ..." if length > 8 else "")
         rows.append((f"{axis} group of rank 0", shown))
-    if any(length > 1 for axis, length in mesh.lengths if axis != "data"):
-        rows.append(("note", "this release trains over the data axis only; the tables below replicate the model"))
+    if any(length > 1 for axis, length in mesh.lengths if axis not in ("pipeline", "data")):
+        rows.append(("note", "this release trains over pipeline and data only; the tables below replicate the model"))
     return rows
 
 
-def _batch_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:
+def _batch_rows(batch: Batch, config: Config, stages: int) -> list[tuple[str, str]]:
     derived = f"   ({', '.join(batch.derived)} derived)" if batch.derived else ""
     return [
         ("global = micro x accumulation x data axis", f"{batch}{derived}"),
-        ("samples a rank and update", str(batch.micro * batch.accumulation)),
+        (f"samples a {'pipeline' if stages > 1 else 'rank'} and update", str(batch.micro * batch.accumulation)),
         ("tokens an update", f"{batch.size} x {config.length} = {batch.size * config.length:,}"),
     ]
-
-
-def _pipeline_rows(num_ranks: int, num_micro_batches: int) -> list[tuple[str, str]]:
-    """What each schedule with a flush would cost, all stages alike, a backward twice a forward.
-
-    Not the automatic one, which is for measured times.
-    """
-    from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
-    from hpctrain.plan.pipeline.simulate import simulate
-    from hpctrain.plan.pipeline.stash import peaks
-
-    sizes = f"{num_ranks} ranks, {num_micro_batches} micro-batches"
-    if num_ranks * num_micro_batches > MOST_SIMULATED:
-        return [("bubble", f"{sizes}: `hpctrain draw` simulates one schedule of this size")]
-    rows = [("bubble of", f"{sizes}, as part of the ideal time")]
-    for name, (_, options) in SCHEDULES.items():
-        if "times" in options:
-            continue
-        plan = schedule(name, num_ranks, num_micro_batches)
-        if plan.weights == "one":
-            most = max(peak.held for peak in peaks(plan)) * num_ranks / plan.depth  # a chunk holds less than a rank
-            bubble = 100 * simulate(plan).bubble_of_ideal
-            rows.append((name, f"{bubble:.1f} %, a rank holds up to {most:.4g} micro-batch{'es' * (most != 1)}"))
-    return rows
 
 
 def _run_rows(batch: Batch, config: Config) -> list[tuple[str, str]]:

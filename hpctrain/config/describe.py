@@ -26,7 +26,9 @@ def describe_options() -> str:
 
 def _mesh() -> list[str]:
     return ["# data = 2", "#     Ranks along an axis; data when left out or 0: all ranks that remain.",
-            "#     Training uses the data axis; pipeline, tensor, context and expert are for `hpctrain plan`."]
+            "# pipeline = 2",
+            "#     Stands before data: the ranks of one stage are neighbours.",
+            "#     Training uses these two axes; tensor, context and expert are for `hpctrain plan`."]
 
 
 def _options(record: type) -> Iterator[str]:

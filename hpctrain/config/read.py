@@ -7,7 +7,7 @@ for a misspelt name, the nearest. Must not know what the options do.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
@@ -62,7 +62,11 @@ def config_from(table: Mapping[str, Any]) -> Config:
 
 def _check_together(config: Config) -> None:
     """Options that are legal one by one and must fit each other."""
-    model = config.model
+    model, trace_step = config.model, config.pipeline.trace_step
+    if trace_step is not None and config.pipeline.trace is None:
+        raise ConfigError(f"pipeline.trace_step = {trace_step} needs pipeline.trace, the file")
+    if trace_step is not None and trace_step > config.run.steps:
+        raise ConfigError(f"pipeline.trace_step = {trace_step} must be at most run.steps = {config.run.steps}")
     if model.kind != "gpt":
         return
     if model.width % model.heads:
@@ -130,25 +134,36 @@ def _elsewhere(key: str) -> str:
 
 
 def _checked(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    kind = hint
+    kind, also = hint, ""
+    if any(get_origin(arg) is tuple for arg in get_args(hint)):
+        if isinstance(value, list | tuple):
+            return _checked_list(name, value, limits)
+        also = ", or a list of integers"
     if get_origin(hint) is UnionType or NoneType in get_args(hint):
         kind = next(arg for arg in get_args(hint) if arg is not NoneType)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-        raise ConfigError(f"{name} = {value!r} must be {words[kind]}")
+        raise ConfigError(f"{name} = {value!r} must be {words[kind]}{also}")
     legal, low, high = limits["legal"], limits["low"], limits["high"]
     if legal and value not in legal:
         hint = nearest(str(value), map(str, legal))
-        raise ConfigError(f"{name} = {value!r}{hint} is not legal; legal are {choices(legal)}")
+        raise ConfigError(f"{name} = {value!r}{hint} is not legal; legal are {choices(legal)}{also}")
     if kind is float and not isfinite(value):
         raise ConfigError(f"{name} = {value!r} must be a finite number")
-    if low is not None and value < low:
+    if low is not None and kind is not str and value < low:
         raise ConfigError(f"{name} = {value!r} must be at least {low:g}")
     if high is not None and value > high:
         raise ConfigError(f"{name} = {value!r} must be at most {high:g}")
     return value
+
+
+def _checked_list(name: str, values: Sequence[Any], limits: Mapping[str, Any]) -> tuple[int, ...]:
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < limits["low"]:
+            raise ConfigError(f"{name} = {list(values)!r}: {value!r} must be an integer of at least {limits['low']:g}")
+    return tuple(values)
 
 
 def _mesh(values: Mapping[str, Any]) -> MeshAxes:

@@ -13,9 +13,10 @@ from typing import Any
 from hpctrain.config.mesh import fill_mesh
 from hpctrain.plan.flat import BUCKET_BYTES
 from hpctrain.plan.mesh import Mesh
+from hpctrain.plan.pipeline.catalogue import RUNNABLE
 
 __all__ = ["SECTIONS", "Batch", "Checkpoint", "Config", "Data", "Log", "MeshAxes", "Model", "Offload", "Optimizer",
-           "Precision", "Run", "Schedule", "Zero", "option"]
+           "Pipeline", "Precision", "Run", "Schedule", "Zero", "option"]
 
 
 def option(
@@ -85,12 +86,31 @@ class MeshAxes:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """How the ranks of a pipeline, mesh.pipeline of them, share the model and the micro-batches (docs/pipelines.md)."""
+
+    schedule: str = option("1f1b", "Who runs which micro-batch when. The micro-batches of a step are "
+                           "batch.accumulation.", legal=RUNNABLE)
+    layers: str | tuple[int, ...] = option(
+        "parameters", "How the model's layers are divided over the stages: as many in each (uniform), as many "
+        "parameters, as much time, measured when training starts; or a list, as [3, 2, 1]: layers of each stage.",
+        legal=("uniform", "parameters", "time"), low=0)
+    chunks: int | None = option(None, "Stages a rank (gpipe, interleaved).", low=1)
+    group: int | None = option(None, "Micro-batches that pass one chunk before the next one has its turn "
+                               "(interleaved).", low=1)
+    limit: float | None = option(None, "Micro-batches that a rank may hold (zb-auto).", low=1.0)
+    trace: str | None = option(None, "File for trace viewers: one step, planned and real side by side. Costs a barrier "
+                               "a step.")
+    trace_step: int | None = option(None, "That step; the last one when not given.", low=1)
+
+
+@dataclass(frozen=True)
 class Batch:
     """global = micro x accumulation x length of the data axis. Give any; the others follow."""
 
     global_: int | None = option(None, "Samples of one update over all ranks.", low=1)
     micro: int | None = option(None, "Samples that a rank runs at once.", low=1)
-    accumulation: int | None = option(None, "Micro-batches that a rank adds up before an update.", low=1)
+    accumulation: int | None = option(None, "Micro-batches that a rank (or pipeline) adds up before an update.", low=1)
 
 
 @dataclass(frozen=True)
@@ -199,6 +219,7 @@ class Config:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     mesh: MeshAxes = field(default_factory=MeshAxes)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     batch: Batch = field(default_factory=Batch)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
@@ -216,7 +237,7 @@ class Config:
 
 #: Section name -> its record; the last part of the name is a field of `Config`.
 SECTIONS: dict[str, type] = {
-    "run": Run, "model": Model, "data": Data, "mesh": MeshAxes, "batch": Batch, "optimizer": Optimizer,
-    "schedule": Schedule, "zero": Zero, "zero.offload": Offload, "precision": Precision, "checkpoint": Checkpoint,
-    "log": Log,
+    "run": Run, "model": Model, "data": Data, "mesh": MeshAxes, "pipeline": Pipeline, "batch": Batch,
+    "optimizer": Optimizer, "schedule": Schedule, "zero": Zero, "zero.offload": Offload, "precision": Precision,
+    "checkpoint": Checkpoint, "log": Log,
 }

@@ -50,6 +50,29 @@ class GPTShape:
         """Number of elements of all parameters."""
         return sum(prod(shape) for shape in self.parameters().values())
 
+    def steps(self) -> dict[str, tuple[str, ...]]:
+        """The layers that a pipeline can be cut between, by name, with their parameters: those of `GPT.steps()`.
+
+        A tied head has the embedding as well, so a stage of its own gets a copy.
+        """
+        names = list(self.parameters())
+        steps = {"embedding": tuple(name for name in names if name.startswith(("embedding.", "place.")))}
+        for layer in range(self.layers):
+            steps[f"block {layer}"] = tuple(name for name in names if name.startswith(f"blocks.{layer}."))
+        head = "embedding.weight" if self.tied else "head.weight"
+        return steps | {"head": ("norm.weight", "norm.bias", head)}
+
+    def step_activations(self, batch: int, length: int) -> tuple[int, ...]:
+        """`num_activations` of each of `steps`; of these, each block has angles of its own."""
+        angles = length * self.width // self.heads if self.positions == "rotary" else 0
+        layer, ends = self._kept()
+        return (0, *(batch * length * layer + angles for _ in range(self.layers)), batch * length * ends)
+
+    def _kept(self) -> tuple[int, int]:
+        """Elements a token that one block keeps, and that the rest does."""
+        rotary = self.positions == "rotary"
+        return (16 + 3 * rotary) * self.width + 4 + self.heads, 2 * self.width + 2 + self.vocabulary
+
     def num_activations(self, batch: int, length: int) -> int:
         """Elements that forward of (batch, length) tokens keeps for backward, with fused attention and loss.
 
@@ -58,8 +81,6 @@ class GPTShape:
         positions turn copies of query and key (2) and lay attention's output out anew (1). A little for each norm (2)
         and head (1). Then the last norm, the head's input, and the loss's odds.
         """
-        rotary = self.positions == "rotary"
-        layer = (16 + 3 * rotary) * self.width + 4 + self.heads
-        ends = 2 * self.width + 2 + self.vocabulary
-        angles = length * self.width // self.heads if rotary and self.layers else 0
+        layer, ends = self._kept()
+        angles = length * self.width // self.heads if self.positions == "rotary" and self.layers else 0
         return batch * length * (self.layers * layer + ends) + angles

@@ -18,17 +18,23 @@ from hpctrain.models.initial import normal
 from hpctrain.models.mlp_shape import MLPShape
 from hpctrain.numpy import Embedding, Gelu, Linear, Network, Parameter, cross_entropy, network
 
-__all__ = ["make_mlp", "rows"]
+__all__ = ["make_layers", "make_mlp", "rows"]
+
 
 def make_mlp(shape: MLPShape, *, seed: int = 0, dtype: str = "float32") -> Network:
-    """The network as a Model: matrices normal with deviation 1 / sqrt(inputs), the embedding 1, biases 0. Local."""
+    """The network as a Model. Local."""
+    return network(make_layers(shape, seed=seed, dtype=dtype), cross_entropy)
+
+
+def make_layers(shape: MLPShape, *, seed: int = 0, dtype: str = "float32") -> list[Any]:
+    """Its layers: matrices normal with deviation 1 / sqrt(inputs), the embedding 1, biases 0. Local."""
     held = {name: Parameter(_values(name, sizes, seed).astype(dtype)) for name, sizes in shape.parameters().items()}
     layers: list[Any] = [Embedding(held["0.weight"])]
     for layer in range(shape.layers):
         layers += [Linear(held[f"{1 + 2 * layer}.weight"], held[f"{1 + 2 * layer}.bias"]), Gelu()]
     last = 1 + 2 * shape.layers
     layers.append(Linear(held[f"{last}.weight"], held[f"{last}.bias"]))
-    return network(layers, cross_entropy)
+    return layers
 
 
 def _values(name: str, sizes: tuple[int, ...], seed: int) -> np.ndarray:

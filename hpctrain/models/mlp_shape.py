@@ -37,6 +37,21 @@ class MLPShape:
         """Number of elements of all parameters."""
         return sum(prod(shape) for shape in self.parameters().values())
 
+    def steps(self) -> dict[str, tuple[str, ...]]:
+        """The layers that a pipeline can be cut between, by name, with their parameters: those of `make_layers`."""
+        steps: dict[str, tuple[str, ...]] = {"embedding": ("0.weight",)}
+        for number in range(1, 2 * self.layers + 2):
+            linear = number % 2
+            steps[f"linear {number}" if linear else f"gelu {number}"] = (
+                (f"{number}.weight", f"{number}.bias") if linear else ())
+        return steps
+
+    def step_activations(self, batch: int, length: int) -> tuple[int, ...]:
+        """`num_activations` of each of `steps`."""
+        inputs = (0, EMBEDDING * self.context, *(self.width,) * (2 * self.layers))
+        return tuple(batch * length * (kept + self.vocabulary * (step == len(inputs) - 1))
+                     for step, kept in enumerate(inputs))
+
     def num_activations(self, batch: int, length: int) -> int:
         """Elements that forward of (batch, length) targets keeps for backward: inputs of each linear layer and GELU,
         and the gradient of the logits.

@@ -21,7 +21,7 @@ from hpctrain.collectives import Group
 from hpctrain.collectives.choice_file import read_text
 from hpctrain.collectives.choose import Chooser
 from hpctrain.collectives.progress import Progress
-from hpctrain.contracts import Model, Transport
+from hpctrain.contracts import Arrays, Model, Transport
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
 from hpctrain.runtime.cores import crowding, fair_shares
@@ -118,6 +118,10 @@ class Context:
             self._progress = Progress() if wanted else None
             self.world.progress_by(self._progress)
         return self._progress is not None
+
+    def limit_threads(self, arrays: Arrays) -> None:
+        """Gives a library this rank's number of threads, as every trainer does. Local."""
+        self._threads.apply(arrays)
 
     def trainer(self, model: Model, **options: Any) -> Trainer:
         """A `hpctrain.runtime.step.Trainer` of `model` on this job; see there for the options. Collective.

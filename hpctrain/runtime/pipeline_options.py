@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.errors import ConfigError, UnsupportedError, choices
-from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
+from hpctrain.plan.pipeline.catalogue import RUNNABLE, SCHEDULES, schedule
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.schedule import OptimizerStep
 from hpctrain.zero.options import Zero
 
 __all__ = ["RUNNABLE", "Pipeline", "check_zero"]
-
-#: The schedules that can be run: those that update all ranks together, from one version of the weights.
-RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream"))
 
 
 @dataclass(frozen=True)

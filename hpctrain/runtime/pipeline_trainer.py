@@ -5,9 +5,10 @@ Owns what only a pipeline can tell: its plan, its peaks, its trace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.contracts import Array
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.pipeline.stash import Peak
 from hpctrain.plan.pipeline.trace import Span
@@ -75,6 +76,23 @@ class PipelineTrainer(Trainer):
     def plan(self, num_micro_batches: int) -> PipelinePlan:
         """The proved plan of a step of so many micro-batches. Local."""
         return self._pipelined.plan(num_micro_batches)
+
+    def whole_parameters(self) -> Iterator[tuple[str, Array]]:
+        """(name, flat values) of all parameters of the whole model, one after the other, on every rank.
+
+        Beside its own stages a rank holds one of them at a time. Collective over the pipeline, to the last one.
+        """
+        group, model, arrays = self._pipelined.pipeline, self.model, self._arrays
+        mine = [(p.name, p.count, arrays.dtype(model.parameter(p.name))) for p in model.placements]
+        seen: set[str] = set()
+        for place, table in enumerate(group.exchange(mine)):
+            for name, count, dtype in table:
+                if name in seen:
+                    continue  # a tied one: the copies are alike
+                seen.add(name)
+                own = place == group.rank
+                values = arrays.to_flat(model.parameter(name)) if own else arrays.empty(count, dtype)
+                yield name, group.broadcast(values, root=place)
 
     def trace(self) -> tuple[Span, ...]:
         """What ran when on all ranks of this rank's pipeline in the last step. Collective over the world.

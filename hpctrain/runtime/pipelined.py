@@ -14,6 +14,7 @@ belongs to the trainer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -36,6 +37,9 @@ from hpctrain.runtime.stages import Stages
 from hpctrain.runtime.tied import TiedGradients, share_values, tied_groups
 
 __all__ = ["PipelinePasses", "Pipelined", "StageModels"]
+
+#: Micro-batches for each rank of a pipeline that an evaluation takes up at a time.
+EVALUATED = 8
 
 StageModels = Sequence[Model] | Callable[[int], Model]
 
@@ -162,12 +166,16 @@ class PipelinePasses:
         self.unused = self._gradients.finish()
 
     def evaluate(self, batches: Iterable[Any]) -> tuple[float, float]:
-        """Forward only: (loss_sum, weight), which the last stage counts. Through the first copy of the model."""
-        batches = list(batches)
+        """Forward only: (loss_sum, weight), which the last stage counts. Through the first copy of the model.
+
+        Some micro-batches at a time, so that a fast first stage does not pile up outputs that nobody has received.
+        """
         group, places = self._pipelined.pipeline, self._pipelined.places[: self._pipelined.depth]
-        if not self._number(batches):
-            return 0.0, 0.0
-        return self.run.evaluate(forwards(places, group.size, len(batches))[group.rank], batches)
+        left, loss_sum, weight = iter(batches), 0.0, 0.0
+        while self._number(some := list(islice(left, EVALUATED * group.size))):
+            terms = self.run.evaluate(forwards(places, group.size, len(some))[group.rank], some)
+            loss_sum, weight = loss_sum + terms[0], weight + terms[1]
+        return loss_sum, weight
 
     def search(self, batches: Sequence[Any], loss_scale: float) -> str:
         """The first parameter whose gradient in memory is not finite."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from math import nan
+from pathlib import Path
 
 from hpctrain.data.text import validation_batches
 from hpctrain.train.metrics import Metrics
 from hpctrain.train.progress import Display, Shown, make_progress
+from hpctrain.train.recipe import Write
 from hpctrain.train.results import Summary, write_curve, write_sample, write_summary
 from hpctrain.train.session import Session, describe
 
@@ -67,7 +69,7 @@ class Loop:
             if session.trainer.num_updates >= config.run.steps:
                 return False
             started = time.perf_counter()
-            micro_batches = [session.recipe.micro_batch(session.train.batch(ids)) for ids in update]
+            micro_batches = [session.micro_batch(session.train.batch(ids)) for ids in update]
             result = session.trainer.step(micro_batches)
             session.position.counter = sampler.state(number)
             self._note_step(result.loss, result.weight, result.lr, result.gradient_norm, result.skipped,
@@ -75,6 +77,7 @@ class Loop:
             step = result.update
             if result.skipped:
                 continue
+            self.trace(step, len(micro_batches), stop=result.stop)
             if config.log.evaluate_every and step % config.log.evaluate_every == 0 and step < config.run.steps:
                 self.evaluate(config.data.validation_samples)
             if config.checkpoint.every and step % config.checkpoint.every == 0:
@@ -102,12 +105,19 @@ class Loop:
         left = (position.seconds - self._seconds_before) / done * (self.session.config.run.steps - step)
         self.display.show(Shown(step, loss, lr, norm, rate, left))
 
+    def trace(self, step: int, num_micro_batches: int, *, stop: bool) -> None:
+        """The trace of this step, if it is the one that the config wants; the last one may come early by a signal."""
+        pipelined, p, steps = self.session.pipelined, self.session.config.pipeline, self.session.config.run.steps
+        if pipelined is not None and p.trace is not None and (
+                step == (p.trace_step or steps) or (stop and p.trace_step is None)):
+            self.display.note(pipelined.write_trace(Path(p.trace), num_micro_batches))
+
     def evaluate(self, limit: int) -> None:
-        """Loss over `limit` validation samples (0: all), shared out over the ranks."""
-        session, world = self.session, self.session.context.world
-        batches = validation_batches(session.validation, session.batch.micro, rank=world.rank, size=world.size,
-                                     limit=limit)
-        result = session.trainer.evaluate(session.recipe.micro_batch(sample) for sample in batches)
+        """Loss over `limit` validation samples (0: all), shared out over the data axis."""
+        session = self.session
+        batches = validation_batches(session.validation, session.batch.micro, rank=session.trainer.rank,
+                                     size=session.batch.data, limit=limit)
+        result = session.trainer.evaluate(session.micro_batch(sample) for sample in batches)
         self.val_loss = result.loss
         step = session.trainer.num_updates
         if self.metrics is not None:
@@ -129,14 +139,14 @@ class Loop:
             self.evaluate(0)
         self.save()
         summary = self._summary(finished=not stopped)
-        with self.session.trainer.gathered():  # the model writes a sample
-            lines = world.on_root(lambda: self._write_results(summary))
+        with self.session.writing(summary.finished and self.session.config.log.sample_bytes > 0) as write:
+            lines = world.on_root(lambda: self._write_results(summary, write))
         display.close()
         for line in lines:
             display.note(line)
         return summary
 
-    def _write_results(self, summary: Summary) -> list[str]:
+    def _write_results(self, summary: Summary, write: Write | None) -> list[str]:
         session, config = self.session, self.session.config
         lines = [f"checkpoint   {summary.checkpoint}"] if summary.checkpoint else []
         path = session.directory / "summary.json"
@@ -144,8 +154,8 @@ class Loop:
         lines.append(f"summary      {path}")
         if config.log.curve:
             lines.append(write_curve(session))
-        if summary.finished and config.log.sample_bytes and session.recipe.write is not None:
-            lines.append(write_sample(session))
+        if summary.finished and config.log.sample_bytes and write is not None:
+            lines.append(write_sample(session, write))
         if summary.finished:
             assert summary.val_loss is not None
             better = "below" if summary.val_loss < summary.bigram_entropy else "not below"

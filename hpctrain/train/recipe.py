@@ -6,12 +6,12 @@ Only the library of the model that is asked for is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.config.records import Config
-from hpctrain.contracts import Model
+from hpctrain.contracts import Array, Model
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt_shape import GPTShape
 from hpctrain.models.mlp_shape import MLPShape
@@ -22,8 +22,11 @@ from hpctrain.optim.schedule import Constant, Schedule, WarmupCosine, WarmupLine
 from hpctrain.zero.offload import Offload
 from hpctrain.zero.options import Zero
 
-__all__ = ["Recipe", "gpt_shape", "make_loss_scale", "make_optimizer", "make_precision", "make_recipe", "make_schedule",
-           "make_zero", "mlp_shape"]
+__all__ = ["Recipe", "Write", "make_gpt", "make_loss_scale", "make_optimizer", "make_precision", "make_recipe",
+           "make_schedule", "make_shape", "make_writer", "make_zero", "row_maker"]
+
+#: Makes text: (prompt, number of bytes, temperature, seed) -> bytes.
+Write = Callable[[bytes, int, float, int], bytes]
 
 NO_DECAY = ("*.bias", "*norm.weight")
 
@@ -32,24 +35,20 @@ NO_DECAY = ("*.bias", "*norm.weight")
 class Recipe:
     """A model, what it wants to be fed, and how it writes.
 
-    `micro_batch` turns (inputs, targets) of shape (batch, length) into what the model's loss takes. `write` makes text:
-    (prompt, number of bytes, temperature, seed) -> bytes; None for models that cannot.
+    `micro_batch` turns (inputs, targets) of shape (batch, length) into what the model's loss takes. `write` is None for
+    models that write no text.
     """
 
     model: Model
     micro_batch: Callable[[Any], Any]
-    write: Callable[[bytes, int, float, int], bytes] | None
+    write: Write | None
 
 
-def gpt_shape(config: Config) -> GPTShape:
-    """The shape of the GPT that the config asks for. Loads no array library."""
+def make_shape(config: Config) -> Any:
+    """The shape of the model that the config asks for: a GPTShape or an MLPShape. Loads no array library."""
     m = config.model
-    return GPTShape(m.vocabulary, m.context, m.width, m.layers, m.heads, m.positions, m.tied)
-
-
-def mlp_shape(config: Config) -> MLPShape:
-    """The shape of the NumPy network that the config asks for. Loads no array library."""
-    m = config.model
+    if m.kind == "gpt":
+        return GPTShape(m.vocabulary, m.context, m.width, m.layers, m.heads, m.positions, m.tied)
     return MLPShape(m.vocabulary, m.context, m.width, m.layers)
 
 
@@ -58,28 +57,59 @@ def make_recipe(config: Config) -> Recipe:
     return _gpt(config) if config.model.kind == "gpt" else _mlp(config)
 
 
-def _gpt(config: Config) -> Recipe:
+def make_gpt(config: Config) -> Any:
+    """The torch module, with its initial values. Local.
+
+    Raises:
+        ConfigError: torch is not installed.
+    """
     try:
         import torch
     except ImportError:
         raise ConfigError("model.kind = 'gpt' needs torch: pip install 'hpctrain[torch]'; legal without it is "
                           "'mlp'") from None
-    from hpctrain.models.gpt import GPT, loss
+    from hpctrain.models.gpt import GPT
+
+    return GPT(make_shape(config), seed=config.run.seed, dtype=getattr(torch, config.run.dtype))
+
+
+def _gpt(config: Config) -> Recipe:
+    module = make_gpt(config)
+    from hpctrain.models.gpt import loss
     from hpctrain.torch import adapt
 
-    module = GPT(gpt_shape(config), seed=config.run.seed, dtype=getattr(torch, config.run.dtype))
+    return Recipe(adapt(module, loss, no_decay=NO_DECAY), lambda sample: sample, _write_with(module))
 
+
+def _write_with(module: Any) -> Write:
     def write(prompt: bytes, count: int, temperature: float, seed: int) -> bytes:
-        return module.generate(prompt, count, temperature=temperature, seed=seed)
+        text: bytes = module.generate(prompt, count, temperature=temperature, seed=seed)
+        return text
 
-    return Recipe(adapt(module, loss, no_decay=NO_DECAY), lambda sample: sample, write)
+    return write
+
+
+def make_writer(config: Config, parameters: Iterable[tuple[str, Array]]) -> Write:
+    """Writes with a GPT of these parameters (name, flat values), which are all. Local."""
+    module = make_gpt(config)
+    homes = dict(module.named_parameters())
+    for name, values in parameters:
+        homes[name].data.copy_(values.view(homes[name].shape))
+    return _write_with(module)
 
 
 def _mlp(config: Config) -> Recipe:
-    from hpctrain.models.mlp import make_mlp, rows
+    from hpctrain.models.mlp import make_mlp
 
-    model = make_mlp(mlp_shape(config), seed=config.run.seed, dtype=config.run.dtype)
-    return Recipe(model, lambda sample: rows(sample, config.model.context), None)
+    model = make_mlp(make_shape(config), seed=config.run.seed, dtype=config.run.dtype)
+    return Recipe(model, row_maker(config), None)
+
+
+def row_maker(config: Config) -> Callable[[Any], Any]:
+    """How samples become rows of the NumPy network."""
+    from hpctrain.models.mlp import rows
+
+    return lambda sample: rows(sample, config.model.context)
 
 
 _ADAMS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "adam": Adam, "lamb": LAMB, "muon": Muon}

@@ -10,6 +10,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpctrain.train.recipe import Write
 from hpctrain.train.session import Session
 
 __all__ = ["Summary", "write_curve", "write_sample", "write_summary"]
@@ -60,13 +61,12 @@ def write_curve(session: Session) -> str:
     return f"curve        {picture}"
 
 
-def write_sample(session: Session) -> str:
+def write_sample(session: Session, write: Write) -> str:
     """Lets the model go on from a piece of validation text; returns the line to show."""
     log = session.config.log
     path = session.directory / "sample.txt"
-    assert session.recipe.write is not None
     prompt = bytes(int(token) for token in session.validation.tokens[:min(64, session.validation.length)])
-    text = session.recipe.write(prompt, log.sample_bytes, log.temperature, session.config.run.seed)
+    text = write(prompt, log.sample_bytes, log.temperature, session.config.run.seed)
     shown = [part.decode("utf-8", "replace").replace("\0", "\n[end of document]\n") for part in (prompt, text)]
     path.write_text(f"--- given (from the validation text)\n{shown[0]}\n--- written by the model\n{shown[1]}\n",
                     encoding="utf-8")

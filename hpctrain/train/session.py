@@ -7,25 +7,32 @@ is shown. All of it runs under `agree`: a mistake is one error, the same on all 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hpctrain.config.read import to_dict
 from hpctrain.config.records import Config
 from hpctrain.data.sampler import Sampler
 from hpctrain.data.store import TokenStore, locate, open_store
 from hpctrain.data.text import TokenWindows, bigram_entropy
-from hpctrain.errors import ConfigError, UnsupportedError
+from hpctrain.errors import ConfigError
 from hpctrain.plan.batch import Batch, solve_batch
-from hpctrain.plan.mesh import Mesh
+from hpctrain.train.pipeline import check_axes, pipelining
+from hpctrain.train.pipelined import Pipelined, make_pipelined
 from hpctrain.train.recipe import (
-    Recipe,
+    Write,
     make_loss_scale,
     make_optimizer,
     make_precision,
     make_recipe,
     make_schedule,
+    make_shape,
+    make_writer,
     make_zero,
 )
 
@@ -52,13 +59,19 @@ class Position:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything that the loop works with; the same on every rank but for the rank's own samples."""
+    """Everything that the loop works with; the same on every rank but for the rank's own samples.
+
+    `micro_batch` turns samples into what the model takes. `write` is how a whole model on this rank writes text;
+    `pipelined` is there where the model is cut into stages instead.
+    """
 
     config: Config
     context: Context
     batch: Batch
     trainer: Trainer
-    recipe: Recipe
+    micro_batch: Callable[[Any], Any]
+    write: Write | None
+    pipelined: Pipelined | None
     train: TokenWindows
     validation: TokenWindows
     samples: dict[str, Any]
@@ -73,9 +86,29 @@ class Session:
 
     def sampler(self) -> Sampler:
         """The updates of this rank from the present position on."""
-        data = self.context.world
-        return Sampler(len(self.train), self.batch.size, rank=data.rank, size=data.size, seed=self.config.run.seed,
-                       accumulation=self.batch.accumulation, start=self.position.counter, tail=self.config.data.tail)
+        return Sampler(len(self.train), self.batch.size, rank=self.trainer.rank, size=self.batch.data,
+                       seed=self.config.run.seed, accumulation=self.batch.accumulation, start=self.position.counter,
+                       tail=self.config.data.tail)
+
+    @contextmanager
+    def writing(self, wanted: bool) -> Iterator[Write | None]:
+        """Within it rank 0 has what writes text with the trained model, where the model can. Collective.
+
+        `wanted`, the same on all ranks: whether any text will be written; stages are brought together only then.
+        """
+        if self.pipelined is None:
+            with self.trainer.gathered():
+                yield self.write
+        elif wanted and self.config.model.kind == "gpt":
+            parameters = self.pipelined.trainer.whole_parameters()
+            if self.context.rank == 0:
+                yield make_writer(self.config, parameters)
+            else:
+                for _ in parameters:
+                    pass
+                yield None
+        else:
+            yield None
 
     def save(self) -> Path:
         """A checkpoint of trainer and position. Collective over the world."""
@@ -103,11 +136,11 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
     world = context.world
     with world.agree():
         mesh = config.mesh.mesh(context.size)
-        check_trainable(mesh)
+        check_axes(mesh)
         batch = solve_batch(mesh.length("data"), size=config.batch.global_, micro=config.batch.micro,
                             accumulation=config.batch.accumulation)
-        optimizer, schedule = make_optimizer(config), make_schedule(config)
-        zero, precision = make_zero(config), make_precision(config)
+        options = _trainer_options(config)
+        pipeline = pipelining(config, mesh, batch)
     if resume == "none":
         world.on_root(lambda: clear_or_refuse(config, restart))
     found = world.on_root(lambda: locate(config.data.store))
@@ -115,26 +148,32 @@ def prepare(config: Config, context: Context, *, resume: str = "none", restart: 
         store = open_store(config.data.store, found)
         check_vocabulary(config, store)
         train, validation = (TokenWindows(tokens, config.length) for tokens in (store.train, store.validation))
-        recipe = make_recipe(config)
-    trainer = context.trainer(recipe.model, optimizer=optimizer, schedule=schedule,
-                              clip_norm=config.optimizer.clip_norm or None, zero=zero, precision=precision,
-                              loss_scale=make_loss_scale(config), non_finite=config.precision.non_finite)
+    trainer: Trainer
+    if pipeline is None:
+        with world.agree():
+            recipe = make_recipe(config)
+        trainer, pipelined = context.trainer(recipe.model, **options), None
+        micro_batch, write = recipe.micro_batch, recipe.write
+    else:
+        sample = train.batch(np.arange(min(batch.micro, len(train))))
+        pipelined, micro_batch = make_pipelined(config, context, pipeline, sample, options)
+        trainer, write = pipelined.trainer, None
     samples = {"seed": config.run.seed, "length": config.length, "tokens": store.hash}
     position = Position()
     if resume != "none":
         position = _resume(config, trainer, samples, resume)
         world.barrier()
     entropy = world.on_root(lambda: bigram_entropy(store.validation, store.vocabulary))
-    count = sum(placement.count for placement in recipe.model.placements)
-    return Session(config, context, batch, trainer, recipe, train, validation, samples, position, entropy, count)
+    return Session(config, context, batch, trainer, micro_batch, write, pipelined, train, validation, samples, position,
+                   entropy, make_shape(config).num_parameters)
 
 
-def check_trainable(mesh: Mesh) -> None:
-    """Refuses meshes that this release can plan but not run."""
-    for axis, length in mesh.lengths:
-        if axis != "data" and length > 1:
-            raise UnsupportedError(f"mesh.{axis} = {length} cannot be trained yet; legal is 1 (training uses the data "
-                                   "axis only)")
+def _trainer_options(config: Config) -> dict[str, Any]:
+    """What a trainer of any kind is told."""
+    return {"optimizer": make_optimizer(config), "schedule": make_schedule(config),
+            "clip_norm": config.optimizer.clip_norm or None, "zero": make_zero(config),
+            "precision": make_precision(config), "loss_scale": make_loss_scale(config),
+            "non_finite": config.precision.non_finite}
 
 
 def check_vocabulary(config: Config, store: TokenStore) -> None:
@@ -189,9 +228,17 @@ def describe(session: Session) -> list[str]:
         f"{config.model.kind} of {session.num_parameters:,} parameters ({config.run.dtype}), "
         f"{session.context.size} rank{'s' if session.context.size > 1 else ''}",
         f"batch {batch} samples of {length} tokens = {batch.size * length:,} tokens an update",
+        *_pipeline_lines(session),
         f"text {len(session.train) * length:,} tokens, validation {len(session.validation) * length:,}, "
         f"bigram entropy {session.bigram_entropy:.4f} nats per byte",
     ]
     if session.position.resumed_step >= config.run.steps:
         lines.append(f"run.steps = {config.run.steps} is reached: nothing left to train (--restart begins anew)")
     return lines + session.position.lines
+
+
+def _pipeline_lines(session: Session) -> list[str]:
+    if session.pipelined is not None:
+        return session.pipelined.describe()
+    unused = session.config.pipeline != Config().pipeline
+    return ["no pipeline: [pipeline] has no say where mesh.pipeline is 1"] if unused else []

@@ -3,75 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import signal
 
 import pytest
 
 from tests.jobs.jobs import mpirun, python
-
-CONFIG = """
-[run]
-name = "tiny"
-steps = {steps}
-[model]
-kind = "{kind}"
-context = 16
-width = 16
-layers = 2
-heads = 2
-[data]
-store = "text.h5"
-length = 16
-validation_samples = 16
-tail = "keep"
-[batch]
-global = 12
-[optimizer]
-lr = 1e-2
-[schedule]
-warmup = 2
-[checkpoint]
-every = 20
-[log]
-every = 50
-evaluate_every = 40
-sample_bytes = 8
-"""
-HPCTRAIN = ["-m", "hpctrain"]
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # tensors this small do not want two
+from tests.jobs.training import HPCTRAIN, ONE_THREAD, lines, losses, prepare, reaches, write_config
 
 
 @pytest.fixture
 def folder(tmp_path):
-    words = random.Random(0).choices(["tree ", "leaf ", "root ", "the ", "of ", "\n"], k=1500)
-    (tmp_path / "text.txt").write_text("".join(words))
-    job = python([*HPCTRAIN, "data", "prepare", "--out", "text.h5", "text.txt", "--split", "tail",
-                  "--validation-percent", "20"], tmp_path).finish()
-    assert job.code == 0 and "train tokens" in job.stdout, job.text
-    return tmp_path
-
-
-def write_config(folder, kind="gpt", steps=140):
-    (folder / "c.toml").write_text(CONFIG.format(kind=kind, steps=steps))
-    return [*HPCTRAIN, "train", "c.toml"]
-
-
-def lines(folder, name):
-    path = folder / "runs" / name / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def losses(folder, name):
-    return {line["step"]: line["loss"] for line in lines(folder, name) if "loss" in line}
-
-
-def reaches(folder, name, step):
-    """Whether the run's metrics have come to `step`; a last line that is being written does not count yet."""
-    path = folder / "runs" / name / "metrics.jsonl"
-    whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-    return any(json.loads(line)["step"] >= step for line in whole)
+    return prepare(tmp_path)
 
 
 def test_spread_over_ranks_in_half_precision_and_resumed_at_another_stage(folder):

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.describe import describe_options
 from hpctrain.config.read import config_from, read_config, to_dict, tomllib
-from hpctrain.config.records import Config
+from hpctrain.config.records import Config, Pipeline
 from hpctrain.errors import ConfigError
 from hpctrain.train.recipe import make_zero
 from hpctrain.zero.offload import Offload
@@ -41,6 +41,15 @@ def test_a_section_within_a_section(tmp_path):
         2, "disk", "/e", True)
     assert make_zero(config).offload == Offload(states="disk", directory="/e", delay=True)
     assert make_zero(Config()) == Zero()
+
+
+def test_layers_of_stages_are_a_word_or_a_list(tmp_path):
+    path = write(tmp_path, "[mesh]\npipeline = 2\n[pipeline]\nschedule = 'gpipe'\nlayers = [3, 0]\nlimit = 2\n")
+    assert read_config(path).pipeline == Pipeline("gpipe", (3, 0), limit=2.0)
+    assert read_config(path, ["pipeline.layers=time"]).pipeline.layers == "time"
+    assert read_config(path, ["pipeline.layers=[1,2]"]).pipeline.layers == (1, 2)
+    config = read_config(path)
+    assert config_from(json.loads(json.dumps(to_dict(config)))) == config
 
 
 def test_config_survives_json():
@@ -79,6 +88,15 @@ def test_config_survives_json():
     ({"precision": {"compute": "float8"}}, ["precision.compute = 'float8'", "'bfloat16'"]),
     ({"zero": {"share": "all"}}, ["zero.share = 'all'", "'auto', 'node' or 'none'"]),
     ({"amp": {}}, ["[amp]", "unknown"]),
+    ({"pipeline": {"schedule": "dualpip"}}, ["pipeline.schedule = 'dualpip'", "'dualpipe'", "'1f1b'"]),
+    ({"pipeline": {"stages": 2}}, ["pipeline.stages", "'layers'"]),
+    ({"pipeline": {"layers": "even"}}, ["pipeline.layers = 'even'", "'uniform'", "or a list of integers"]),
+    ({"pipeline": {"layers": 3}}, ["pipeline.layers = 3", "a string, or a list of integers"]),
+    ({"pipeline": {"layers": [1, -1]}}, ["pipeline.layers = [1, -1]", "-1 must be an integer of at least 0"]),
+    ({"pipeline": {"layers": [1, True]}}, ["pipeline.layers = [1, True]", "True must be an integer"]),
+    ({"pipeline": {"chunks": [2]}}, ["pipeline.chunks = [2]", "an integer"]),
+    ({"pipeline": {"trace_step": 3}}, ["pipeline.trace_step = 3", "needs pipeline.trace"]),
+    ({"pipeline": {"trace": "a", "trace_step": 101}}, ["pipeline.trace_step = 101", "at most run.steps = 100"]),
 ])
 def test_wrong_words_are_refused_and_named(table, words):
     with pytest.raises(ConfigError) as caught:

@@ -7,12 +7,11 @@ import pytest
 from rich.console import Console
 
 from hpctrain.config.read import config_from
-from hpctrain.errors import ConfigError, UnsupportedError
-from hpctrain.plan.mesh import Mesh
+from hpctrain.errors import ConfigError
 from hpctrain.train.curve import draw_curve
 from hpctrain.train.metrics import Metrics, read_metrics
 from hpctrain.train.progress import Bar, Lines, Shown, Silent, make_progress
-from hpctrain.train.session import check_trainable, clear_or_refuse
+from hpctrain.train.session import clear_or_refuse
 
 
 def written(path, steps):
@@ -97,12 +96,6 @@ def test_only_rank_0_shows():
         display = make_progress(kind, rank=rank, total=3, done=0, every=1)
         assert type(display) is expected
         display.close()
-
-
-def test_meshes_that_cannot_be_trained_are_refused():
-    check_trainable(Mesh({"tensor": 1, "data": 4}))
-    with pytest.raises(UnsupportedError, match=r"mesh\.tensor = 2"):
-        check_trainable(Mesh({"tensor": 2, "data": 2}))
 
 
 def test_old_checkpoints_are_not_mixed_with_a_fresh_run(tmp_path):

@@ -83,6 +83,33 @@ def test_activations_of_the_network_are_its_stash(layers):
     assert sum(x.size for x in [*kept, gradient] if x.dtype.kind == "f") == shape.num_activations(2, 5)
 
 
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_layers_of_the_gpt_are_those_of_its_chain(positions, tied):
+    pytest.importorskip("torch")
+    import hpctrain.torch
+    from hpctrain.models.gpt import GPT, loss_of_logits
+
+    shape = GPTShape(positions=positions, tied=tied, **TINY)
+    module = GPT(shape)
+    chain = hpctrain.torch.layers(module, module.steps())
+    stages = hpctrain.torch.stages(chain, tuple(range(len(chain.layers) + 1)), loss_of_logits)
+    assert [{p.name for p in stage.placements} for stage in stages] == [set(names) for names in shape.steps().values()]
+    angles = (shape.layers - 1) * 12 * 16 // 4 * (positions == "rotary")  # in a chain each block has its own
+    assert sum(shape.step_activations(2, 12)) == shape.num_activations(2, 12) + angles
+
+
+def test_the_layers_of_the_network():
+    from hpctrain.models.mlp import make_layers
+
+    shape = MLPShape(vocabulary=11, context=3, width=6, layers=2)
+    layers, steps = make_layers(shape), shape.steps()
+    assert [name.split()[0] for name in steps] == [type(layer).__name__.lower() for layer in layers]
+    names = [tuple(f"{i}.{name}" for name in layer.parameters) for i, layer in enumerate(layers)]
+    assert names == list(steps.values())
+    assert sum(shape.step_activations(2, 5)) == shape.num_activations(2, 5)
+
+
 def test_loss_is_a_sum_with_the_number_of_targets_as_weight():
     torch = pytest.importorskip("torch")
     from hpctrain.models.gpt import GPT, loss

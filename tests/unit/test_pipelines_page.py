@@ -10,10 +10,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.config.read import config_from, tomllib
+from hpctrain.plan.batch import solve_batch
 from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
 from hpctrain.plan.pipeline.draw import draw
 from hpctrain.plan.pipeline.simulate import Times, simulate
 from hpctrain.plan.pipeline.stash import peaks
+from hpctrain.train.pipeline import cut, layer_costs, pipelining
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 
@@ -65,3 +68,14 @@ def test_the_examples() -> None:
     failed, tried = doctest.testfile(str(PAGE), module_relative=False)
     assert tried > 15
     assert failed == 0
+
+
+def test_the_config() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    config = config_from(tomllib.loads(text))
+    batch = solve_batch(2, size=config.batch.global_, accumulation=config.batch.accumulation)
+    found = pipelining(config, config.mesh.mesh(4), batch)
+    assert found is not None and (found.plan.num_ranks, found.plan.depth, batch.micro) == (2, 4, 2)
+    sizes = [int(size) for size in re.findall(r"\[([\d, ]+)\]$", text, re.MULTILINE)[0].split(", ")]
+    costs = layer_costs(config)
+    assert cut(config_from({"pipeline": {"layers": sizes}}), 4, costs)[-1] == len(costs) == config.model.layers + 2

@@ -13,7 +13,7 @@ from hpctrain.errors import ConfigError, choices, nearest
 from hpctrain.plan.pipeline import automatic, classic, dual, stale, zero_bubble
 from hpctrain.plan.pipeline.plan import PipelinePlan
 
-__all__ = ["SCHEDULES", "schedule"]
+__all__ = ["RUNNABLE", "SCHEDULES", "schedule"]
 
 #: Name -> (function of ranks and micro-batches, options that it also takes).
 SCHEDULES: dict[str, tuple[Callable[..., PipelinePlan], tuple[str, ...]]] = {
@@ -31,6 +31,9 @@ SCHEDULES: dict[str, tuple[Callable[..., PipelinePlan], tuple[str, ...]]] = {
     "dualpipe": (dual.dualpipe, ()),
     "dualpipe-v": (dual.dualpipe_v, ()),
 }
+
+#: Those that update all ranks together, from one version of the weights: they give the step of one process.
+RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream"))
 
 
 def schedule(name: str, num_ranks: int, num_micro_batches: int, **options: Any) -> PipelinePlan:
