@@ -269,6 +269,29 @@ def test_sizes_that_the_trace_is_not_for() -> None:
         one.forward((torch.ones(2, WIDTH),))
 
 
+def test_sizes_of_one_are_tried() -> None:
+    def sizes(x: Tensor, *, one: bool) -> Tensor:
+        return x * 2 if one and x.shape[1] == 1 else x
+
+    class Model(nn.Module):
+        def __init__(self, *, one: bool) -> None:
+            super().__init__()
+            self.linear, self.one = nn.Linear(WIDTH, WIDTH), one
+
+        def forward(self, x: Tensor) -> Tensor:
+            return sizes(self.linear(x), one=self.one)
+
+    batches = [tuple(torch.ones(a, b, WIDTH) for _ in range(2)) for a, b in ((1, 1), (1, 3), (2, 1))]
+    model = Model(one=False)
+    truth = stage_cases.whole(model, squared_error, batches)
+    stages = stages_of(model, torch.ones(3, 2, WIDTH), ["linear"])
+    stage_cases.assert_equal(stage_cases.by_hand(stages, batches, split=False), truth, 1e-5)
+    stage = stages_of(Model(one=True), torch.ones(3, 2, WIDTH), [])[0]
+    stage.forward(batches[1])
+    with pytest.raises(ConfigError, match=r"shape \(2, 1, 6\); legal in dim 1 are sizes from 2: .* the traced model is wrong"):
+        stage.forward(batches[2])
+
+
 def test_the_dtype_is_that_of_the_trace() -> None:
     chain = hpctrain.torch.split(nn.Linear(WIDTH, WIDTH), torch.ones(2, WIDTH), [])
     stage = hpctrain.torch.stage(chain, 1, 0, squared_error)

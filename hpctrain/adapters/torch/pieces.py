@@ -53,10 +53,10 @@ class Code:
     copied: set[int] = field(default_factory=set)
 
     def learn(self, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs it for the first time, to find `copied`."""
+        """Runs it, and finds `copied`."""
         copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
         found: tuple[Any, ...] = self.run(*tensors, *self.constants, *copies)
-        self.copied = {n for n, copy in enumerate(copies) if isinstance(copy, torch.Tensor) and copy._version > 0}
+        self.copied |= {n for n, copy in enumerate(copies) if isinstance(copy, torch.Tensor) and copy._version > 0}
         return found
 
     def __call__(self, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ class Piece(torch.nn.Module):
         return self._end[mode](found) if self._end else found
 
     def learn(self, parts: Sequence[torch.Tensor | Buffer], value: Any) -> tuple[Any, ...]:
-        """As `forward`, for the first time; the last piece's values are not put together."""
+        """As `forward`, but learns what the code writes into; the last piece's values are not put together."""
         mode, tensors, values = self._given(parts, value)
         return self._codes[mode].learn(tensors, values)
 
@@ -116,7 +116,9 @@ class Piece(torch.nn.Module):
 
 
 def cut_graph(module: torch.fx.GraphModule, known: Sequence[str]) -> list[Code]:
-    """The pieces of a graph, in order; they hold no parameter. `known` are the names of the model's parameters and buffers. Local.
+    """The pieces of a graph, in order; they hold no parameter. Local.
+
+    `known` are the names of the model's parameters and buffers.
 
     Raises:
         UnsupportedError: a mark within a part of the model that runs in another mode.
@@ -149,7 +151,7 @@ def cut_graph(module: torch.fx.GraphModule, known: Sequence[str]) -> list[Code]:
     return codes
 
 
-def _code(module: torch.fx.GraphModule, known: Sequence[str], mine: Sequence[torch.fx.Node],  # noqa: PLR0913, PLR0917
+def _code(module: torch.fx.GraphModule, known: Sequence[str], mine: Sequence[torch.fx.Node],
           begins: Sequence[torch.fx.Node], ends: Sequence[torch.fx.Node] | None,
           taken: tuple[int, ...] | None) -> Code:
     """The nodes `mine` as a function of what they read; it gives `ends`, or what the graph's output node has."""

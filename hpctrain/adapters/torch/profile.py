@@ -73,8 +73,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def undone(module: torch.nn.Module) -> Iterator[None]:
     """Afterwards buffers and random numbers are what they were."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng(devices=[]):
-        yield
-    with torch.no_grad():
-        for buffer, values in before:
-            buffer.copy_(values)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)

@@ -9,11 +9,12 @@ Joins tracing, pieces and the chain. Must not know stages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from hpctrain.adapters.torch.agreement import Seen, compare, in_evaluation, observe
+from hpctrain.adapters.torch.sameness import compare, in_evaluation, observe
 from hpctrain.adapters.torch.layers import Buffer, Chain, Part, TorchLayer, linked
 from hpctrain.adapters.torch.pieces import Code, Piece, cut_graph
 from hpctrain.adapters.torch.tracing import INSTEAD, Graph, copied_arguments, marked, trace
@@ -47,6 +48,7 @@ def split(model: torch.nn.Module, example: Any, at: Sequence[str]) -> Chain:
         if len(users) > 1:
             raise UnsupportedError(f"buffer {name!r} changes in a forward, and pieces {users} use it, which may be on "
                                    f"different ranks; move the cuts, or {INSTEAD}")
+    _try_sizes_of_one(model, layers, graphs, example)
     return linked(layers, model)
 
 
@@ -101,7 +103,7 @@ def _run(piece: Piece, *rest: Any) -> Any:
 
 def _compare(model: torch.nn.Module, layers: Sequence[TorchLayer], graphs: tuple[Graph, Graph],
              example: Any) -> Sequence[str]:
-    """The pieces compute what the model does; they learn which values they write into. Gives the buffers that change."""
+    """The pieces compute what the model does; they learn which values they write into. Gives what buffers change."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     args, kwargs = copied_arguments(example)
     with in_evaluation(model):
@@ -109,7 +111,7 @@ def _compare(model: torch.nn.Module, layers: Sequence[TorchLayer], graphs: tuple
     args, kwargs = copied_arguments(example)
     truths.insert(0, observe(model, lambda: model(*args, **kwargs), graphs[0].flat_outputs, backward=True))
     for mode, graph, truth in zip(("training", "evaluation"), graphs, truths, strict=True):
-        found = observe(model, lambda mode=mode: _learned(layers, example, mode), list, backward=mode == "training")
+        found = observe(model, partial(_learned, layers, example, mode), list, backward=mode == "training")
         wrong = compare(found, found.outputs, truth, graph.flat_outputs(truth.outputs), dtype)
         if wrong:
             raise UnsupportedError(
@@ -117,6 +119,31 @@ def _compare(model: torch.nn.Module, layers: Sequence[TorchLayer], graphs: tuple
                 "their own (autograd.Function, hooks of gradients, reentrant checkpoints), that write into a tensor of "
                 f"which another piece has a view, or that change from call to call; move the cuts, or {INSTEAD}")
     return truths[0].changed
+
+
+def _try_sizes_of_one(model: torch.nn.Module, layers: Sequence[TorchLayer], graphs: tuple[Graph, Graph],
+                      example: Any) -> None:
+    """Allows sizes of 1 where the example has more, if the pieces are right with them. The trace itself leaves open."""
+    inputs = [graph.inputs for graph in graphs]
+    free = inputs[0].free()
+    if [*free.values()] != [*inputs[1].free().values()]:
+        return
+    symbols = list(zip(free, inputs[1].free(), strict=True))
+
+    def right(which: Sequence[tuple[str, str]]) -> bool:
+        for of_mode, names in zip(inputs, zip(*which, strict=True), strict=True):
+            of_mode.allow(names, 1)
+        try:
+            _compare(model, layers, graphs, inputs[0].narrowed(example, [p for ours, _ in which for p in free[ours]]))
+        except Exception:  # noqa: BLE001 - of the model, which may not be for such a size
+            for of_mode, names in zip(inputs, zip(*which, strict=True), strict=True):
+                of_mode.allow(names, 2)
+            return False
+        return True
+
+    legal = [pair for pair in symbols if right([pair])]
+    if len(legal) > 1:
+        right(legal)
 
 
 def _learned(layers: Sequence[TorchLayer], example: Any, mode: str) -> Any:

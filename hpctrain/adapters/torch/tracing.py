@@ -8,7 +8,7 @@ know pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -104,12 +104,34 @@ class Inputs:
 
     def __init__(self, program: torch.export.ExportedProgram, module: torch.fx.GraphModule) -> None:
         nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self._flatten = program.call_spec.in_spec.flatten_up_to
+        self._flatten, self._unflatten = program.call_spec.in_spec.flatten_up_to, program.call_spec.in_spec.unflatten
         self._traced = {str(node.target): _form(node.meta.get("val")) for node in nodes}
         self._guards = next((module.get_submodule(str(node.target)) for node in module.graph.nodes
                              if node.op == "call_module"), None)
-        #: The smallest legal size of each symbol. torch takes sizes of 0 and 1 to be special: no graph is for both.
+        #: The smallest legal size of each symbol. torch takes sizes of 0 and 1 to be special: a graph that was traced
+        #: for others may be wrong for these, where the model's code asks for them (`if x.shape[0] == 1`).
         self._least = {str(symbol): int(found.lower) for symbol, found in program.range_constraints.items()}
+
+    def free(self) -> dict[str, list[tuple[str, int]]]:
+        """For each symbol whose smallest size is 2: the (input, dim) that it stands for."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for name, form in self._traced.items():
+            for dim, size in enumerate(() if form is None else form.sizes):
+                if self._least.get(size) == 2:
+                    found.setdefault(size, []).append((name, dim))
+        return found
+
+    def allow(self, symbols: Iterable[str], least: int) -> None:
+        """From now on sizes from `least` are legal for these."""
+        self._least.update(dict.fromkeys(symbols, least))
+
+    def narrowed(self, value: Any, places: Iterable[tuple[str, int]]) -> Any:
+        """The value with sizes of 1 in these places."""
+        flat = dict(zip(self._traced, self._flatten(arguments(value)), strict=True))
+        for name, dim in places:
+            flat[name] = flat[name].narrow(dim, 0, 1)
+        args, kwargs = self._unflatten(list(flat.values()))
+        return kwargs or args
 
     def __call__(self, value: Any) -> list[Any]:
         """The flat list. Raises ConfigError for another structure, dtype or shape than the graph is for."""
@@ -138,9 +160,10 @@ class Inputs:
         for dim, (size, symbol) in enumerate(zip(given.shape, traced.sizes, strict=True)):
             least = self._least.get(symbol, 0)
             if size < least:
-                raise ConfigError(f"input {name!r} has shape {tuple(given.shape)}; legal in dim {dim} are sizes from "
-                                  f"{least}, as the example of split(...) had. For a size that is always 1, give an "
-                                  "example of 1")
+                raise ConfigError(
+                    f"input {name!r} has shape {tuple(given.shape)}; legal in dim {dim} are sizes from {least}: the "
+                    "example of split(...) had more than 1 there, and with 1 the traced model is wrong. For a size that "
+                    "is always 1, give an example of 1")
 
 
 def trace(model: torch.nn.Module, example: Any) -> Graph:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from hpctrain.adapters.torch.profile import undone
-from hpctrain.errors import UnsupportedError
 
 __all__ = ["Seen", "compare", "in_evaluation", "observe"]
 
