@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from hpctrain.adapters.torch.sameness import compare, in_evaluation, observe
 from hpctrain.adapters.torch.layers import Buffer, Chain, Part, TorchLayer, linked
 from hpctrain.adapters.torch.pieces import Code, Piece, cut_graph
+from hpctrain.adapters.torch.sameness import compare, in_evaluation, observe
 from hpctrain.adapters.torch.tracing import INSTEAD, Graph, copied_arguments, marked, trace
 from hpctrain.errors import ConfigError, UnsupportedError
 

@@ -162,8 +162,8 @@ class Inputs:
             if size < least:
                 raise ConfigError(
                     f"input {name!r} has shape {tuple(given.shape)}; legal in dim {dim} are sizes from {least}: the "
-                    "example of split(...) had more than 1 there, and with 1 the traced model is wrong. For a size that "
-                    "is always 1, give an example of 1")
+                    "example of split(...) had more than 1 there, and with 1 the traced model is wrong. For sizes that "
+                    "are always 1, give an example of 1")
 
 
 def trace(model: torch.nn.Module, example: Any) -> Graph:
