@@ -85,8 +85,8 @@ def split(model: torch.nn.Module, example: Any, at: Sequence[str] = ()) -> Chain
     Args:
         model: traced as it is: set dtype, frozen parameters and training flags before. Nothing in it is changed.
         example: what the model is called with: a tuple of positional arguments, a dict of keyword arguments, or the
-            only argument; a small one will do. Each size that is more than 1 may be another one later, unless the
-            model's code fixes it; a size of 1 stays.
+            only argument; a small one will do, of the same shapes on all ranks. Each size that is more than 1 may be
+            another one later, unless the model's code fixes it; a size of 1 stays.
         at: names of submodules that are called once in a forward, each the first in a piece. Where the model's code
             calls `torch.distributed.pipelining.pipe_split()`, it is cut as well.
 

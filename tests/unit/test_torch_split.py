@@ -292,6 +292,14 @@ def test_sizes_of_one_are_tried() -> None:
         stage.forward(batches[2])
 
 
+def test_stages_of_different_traces_do_not_meet() -> None:
+    first, _ = stages_of(torch_skips.make(), torch.ones(3, WIDTH).double(), ["up.0"])
+    _, last = stages_of(torch_skips.make().eval(), torch.ones(1, WIDTH).double(), ["up.0"])
+    (batch,) = torch_skips.batches((3,))
+    with pytest.raises(ConfigError, match="another trace of the model.*same shapes on all ranks"):
+        last.forward(batch, first.forward(batch)[0])
+
+
 def test_the_dtype_is_that_of_the_trace() -> None:
     chain = hpctrain.torch.split(nn.Linear(WIDTH, WIDTH), torch.ones(2, WIDTH), [])
     stage = hpctrain.torch.stage(chain, 1, 0, squared_error)

@@ -65,7 +65,8 @@ def chain(model: Any, steps: Sequence[Step] | None = None) -> Chain:
         entries = list(model) if isinstance(model, (Sequence, torch.nn.Sequential, torch.nn.ModuleList)) else None
         if entries is None:
             raise ConfigError(f"model is {type(model).__name__}; legal are an nn.Sequential and a list of modules, or "
-                              "any module with steps = [name of a module, or (names, function), ...]")
+                              "any module with steps = [name of a module, or (names, function), ...]; "
+                              "hpctrain.torch.split cuts any at named submodules")
         layers = [TorchLayer({str(number): entry}, _call) for number, entry in enumerate(entries)]
     else:
         layers = [_layer(model, step) for step in steps]

@@ -77,31 +77,34 @@ class Piece(torch.nn.Module):
     Args:
         names: of the tensors that it is given, in their order: those of both codes.
         codes: (in training, in evaluation).
+        keys: for each mode a number of the whole graph, which goes before the values that are handed on, so that pieces
+            of different traces do not meet unseen.
         begin: of the first piece, for each mode: from what the model is called with to values.
         end: of the last piece, for each mode: from values to what the model returns.
     """
 
-    def __init__(self, names: Sequence[str], codes: tuple[Code, Code],
+    def __init__(self, names: Sequence[str], codes: tuple[Code, Code], keys: tuple[int, int],
                  begin: tuple[Callable[[Any], list[Any]], ...] = (),
                  end: tuple[Callable[[Sequence[Any]], Any], ...] = ()) -> None:
         super().__init__()
-        self._names, self._codes, self._begin, self._end = tuple(names), codes, begin, end
+        self._names, self._codes, self._keys, self._begin, self._end = tuple(names), codes, keys, begin, end
         self._places = tuple([self._names.index(name) for name in code.tensors] for code in codes)
 
     def forward(self, parts: Sequence[torch.Tensor | Buffer], value: Any) -> Any:
         """A value of the piece before, or the model's input, to the next value, or the model's output."""
         mode, tensors, values = self._given(parts, value)
         found = self._codes[mode](tensors, values)
-        return self._end[mode](found) if self._end else found
+        return self._end[mode](found) if self._end else (self._keys[mode], *found)
 
     def learn(self, parts: Sequence[torch.Tensor | Buffer], value: Any) -> tuple[Any, ...]:
         """As `forward`, but learns what the code writes into; the last piece's values are not put together."""
         mode, tensors, values = self._given(parts, value)
-        return self._codes[mode].learn(tensors, values)
+        found = self._codes[mode].learn(tensors, values)
+        return found if self._end else (self._keys[mode], *found)
 
     def __deepcopy__(self, memo: Any) -> Piece:
         """With a flag of its own; nothing else in it ever changes."""
-        copied = Piece(self._names, self._codes, self._begin, self._end)
+        copied = Piece(self._names, self._codes, self._keys, self._begin, self._end)
         copied.training = self.training
         return copied
 
@@ -109,10 +112,16 @@ class Piece(torch.nn.Module):
         """(mode, tensors that the mode's code reads, its values)."""
         mode = 0 if self.training else 1
         taken = self._codes[mode].taken
-        values = self._begin[mode](value) if self._begin else value
+        if taken is not None:
+            flat = self._begin[mode](value)
+            values = [flat[number] for number in taken]
+        else:
+            key, *values = value
+            if key != self._keys[mode]:
+                raise ConfigError("the stage before has another trace of the model than this one; call split(...) with "
+                                  "the same model and an example of the same shapes on all ranks")
         chosen = [parts[place] for place in self._places[mode]]
-        return (mode, [part.tensor if isinstance(part, Buffer) else part for part in chosen],
-                values if taken is None else [values[number] for number in taken])
+        return mode, [part.tensor if isinstance(part, Buffer) else part for part in chosen], values
 
 
 def cut_graph(module: torch.fx.GraphModule, known: Sequence[str]) -> list[Code]:
@@ -133,8 +142,6 @@ def cut_graph(module: torch.fx.GraphModule, known: Sequence[str]) -> list[Code]:
     for node in nodes:
         if node.target is mark:
             number += 1
-        elif node.target is operator.getitem and node.args[0] in home:
-            home[node] = home[node.args[0]]  # so that tuples of torch's own kinds are not handed on
         else:
             home[node] = number
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]

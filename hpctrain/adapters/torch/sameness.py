@@ -22,6 +22,7 @@ from hpctrain.adapters.torch.profile import undone
 __all__ = ["Seen", "compare", "in_evaluation", "observe"]
 
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # of gradients; 5e-2 for half types
+_PART = 2**20  # elements
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,20 @@ def observe(model: torch.nn.Module, run: Callable[[], Any], flat: Callable[[Any]
     return Seen(outputs, found, changed)
 
 
-def _with_signs(values: torch.Tensor) -> torch.Tensor:
+def _with_signs(values: torch.Tensor, start: int = 0) -> torch.Tensor:
     """A sum in which the order of the values shows."""
-    weights = torch.cos(torch.arange(values.numel(), dtype=torch.float64)).to(values.dtype)
+    weights = torch.cos(torch.arange(start, start + values.numel(), dtype=torch.float64)).to(values.dtype)
     return (values.abs() if values.is_complex() else values).flatten().dot(weights)
 
 
 def _summary(gradient: torch.Tensor) -> torch.Tensor:
-    wide = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).double()
-    return torch.stack([torch.linalg.vector_norm(wide), _with_signs(wide)])
+    """In float64; a part at a time, as the gradient may be large."""
+    flat = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).flatten()
+    squares, signed = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for start in range(0, flat.numel(), _PART):
+        part = flat[start: start + _PART].double()
+        squares, signed = squares + part.dot(part), signed + _with_signs(part, start)
+    return torch.stack([squares.sqrt(), signed])
 
 
 def compare(found: Seen, flat: Sequence[Any], truth: Seen, flat_truth: Sequence[Any], dtype: torch.dtype) -> str:

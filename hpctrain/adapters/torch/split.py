@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -82,10 +83,11 @@ def _layers(pairs: Sequence[tuple[Code, Code]], graphs: tuple[Graph, Graph],
             home = next((n for n, modules in enumerate(own) if name.rpartition(".")[0] in modules), 0)
             further[home].append(name)
     layers = []
+    keys = crc32(graphs[0].module.code.encode()), crc32(graphs[1].module.code.encode())
     for number, codes in enumerate(pairs):
         begin = tuple(graph.inputs for graph in graphs) if number == 0 else ()
         end = tuple(graph.outputs for graph in graphs) if number == len(pairs) - 1 else ()
-        piece = Piece(names[number], codes, begin, end)
+        piece = Piece(names[number], codes, keys, begin, end)
         parts: dict[str, Part] = {f"(piece {number})": piece}
         parts.update((name, known[name]) for name in (*names[number], *further[number]))
         layers.append(TorchLayer(parts, _run))
