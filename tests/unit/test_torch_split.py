@@ -162,7 +162,7 @@ def test_several_inputs_and_outputs(split: bool) -> None:
         assert outputs["places"].dtype is torch.int64 and outputs["y"][1] is None
         return outputs["loss"] + outputs["y"][0].sum(), 1.0
 
-    batches = [batch(2, 5), batch(3, 4)]
+    batches = [batch(2, 5), batch(3, 4), batch(1, 4)]
     truth = stage_cases.whole(_Called(model), lambda outputs, pair: loss(outputs, pair[1]), [(b, b) for b in batches])
     stages = stages_of(model, batches[0], ["a", "b"], loss, inputs=lambda micro_batch: micro_batch)
     found = stage_cases.by_hand(stages, batches, split=split)

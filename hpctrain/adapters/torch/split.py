@@ -18,7 +18,7 @@ import torch
 from hpctrain.adapters.torch.layers import Buffer, Chain, Part, TorchLayer, linked
 from hpctrain.adapters.torch.pieces import Code, Piece, cut_graph
 from hpctrain.adapters.torch.sameness import compare, in_evaluation, observe
-from hpctrain.adapters.torch.tracing import INSTEAD, Graph, copied_arguments, marked, trace
+from hpctrain.adapters.torch.tracing import INSTEAD, Graph, Inputs, copied_arguments, marked, trace
 from hpctrain.errors import ConfigError, UnsupportedError
 
 __all__ = ["split"]
@@ -125,27 +125,38 @@ def _compare(model: torch.nn.Module, layers: Sequence[TorchLayer], graphs: tuple
 
 def _try_sizes_of_one(model: torch.nn.Module, layers: Sequence[TorchLayer], graphs: tuple[Graph, Graph],
                       example: Any) -> None:
-    """Allows sizes of 1 where the example has more, if the pieces are right with them. The trace itself leaves open."""
+    """Allows sizes of 1 where the example has more, if the pieces are right with them. The trace itself leaves open.
+
+    Sizes are tried one by one, those that are the same in the example together (several inputs of one batch), and
+    at last all of which none was wrong.
+    """
     inputs = [graph.inputs for graph in graphs]
-    free = inputs[0].free()
-    if [*free.values()] != [*inputs[1].free().values()]:
+    free = [of_mode.free() for of_mode in inputs]
+    if [*free[0].values()] != [*free[1].values()]:
         return
-    symbols = list(zip(free, inputs[1].free(), strict=True))
+    symbols = list(zip(*free, strict=True))  # the name of a size in each mode
+    sizes = [inputs[0].size(example, free[0][ours][0]) for ours, _ in symbols]
+    together = [[pair for pair, size in zip(symbols, sizes, strict=True) if size == wanted] for wanted in set(sizes)]
 
     def right(which: Sequence[tuple[str, str]]) -> bool:
-        for of_mode, names in zip(inputs, zip(*which, strict=True), strict=True):
-            of_mode.allow(names, 1)
         try:
-            _compare(model, layers, graphs, inputs[0].narrowed(example, [p for ours, _ in which for p in free[ours]]))
+            _allow(inputs, which, 1)
+            places = [place for ours, _ in which for place in free[0][ours]]
+            _compare(model, layers, graphs, inputs[0].narrowed(example, places))
         except Exception:  # noqa: BLE001 - of the model, which may not be for such a size
-            for of_mode, names in zip(inputs, zip(*which, strict=True), strict=True):
-                of_mode.allow(names, 2)
             return False
+        finally:
+            _allow(inputs, which, 2)
         return True
 
-    legal = [pair for pair in symbols if right([pair])]
-    if len(legal) > 1:
-        right(legal)
+    legal = {pair for trial in [*([pair] for pair in symbols), *together] if right(trial) for pair in trial}
+    if legal and right([*legal]):
+        _allow(inputs, [*legal], 1)
+
+
+def _allow(inputs: Sequence[Inputs], symbols: Sequence[tuple[str, str]], least: int) -> None:
+    for of_mode, names in zip(inputs, zip(*symbols, strict=True), strict=True):
+        of_mode.allow(names, least)
 
 
 def _learned(layers: Sequence[TorchLayer], example: Any, mode: str) -> Any:

@@ -125,6 +125,12 @@ class Inputs:
         """From now on sizes from `least` are legal for these."""
         self._least.update(dict.fromkeys(symbols, least))
 
+    def size(self, value: Any, place: tuple[str, int]) -> int:
+        """The size of an (input, dim) of a value."""
+        flat = dict(zip(self._traced, self._flatten(arguments(value)), strict=True))
+        found: int = flat[place[0]].shape[place[1]]
+        return found
+
     def narrowed(self, value: Any, places: Iterable[tuple[str, int]]) -> Any:
         """The value with sizes of 1 in these places."""
         flat = dict(zip(self._traced, self._flatten(arguments(value)), strict=True))
