@@ -19,6 +19,7 @@ from hpctrain.adapters.torch.partition import (
     partitioned_parameters,
 )
 from hpctrain.adapters.torch.profile import profile as profile_chain
+from hpctrain.adapters.torch.split import split as split_model
 from hpctrain.adapters.torch.stage import Ends, TorchStage
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
@@ -29,7 +30,7 @@ from hpctrain.runtime.step import Trainer
 if TYPE_CHECKING:
     from hpctrain.runtime.context import Context
 
-__all__ = ["adapt", "gathered", "layers", "partitioned", "profile", "stage", "stages"]
+__all__ = ["adapt", "gathered", "layers", "partitioned", "profile", "split", "stage", "stages"]
 
 OutputLoss = Callable[[Any, Any], tuple[torch.Tensor, float]]  # loss(outputs, micro_batch) -> (loss_sum, weight)
 
@@ -71,6 +72,32 @@ def layers(model: Any, steps: Sequence[Step] | None = None) -> Chain:
     return chain(model, steps)
 
 
+def split(model: torch.nn.Module, example: Any, at: Sequence[str] = ()) -> Chain:
+    """A model of any form as a chain of pieces, cut before the calls of named submodules. Local.
+
+        chain = split(model, tokens, at=["transformer.h.2", "transformer.h.4"])   # three pieces
+
+    torch.export traces the model, in training (with the flags that its modules have now) and in evaluation. Values that
+    later pieces need (skip connections, inputs of the model) are handed through the pieces between. The pieces are
+    compared with the model on the example. In place of the layers of `layers`, `stage` takes pieces; the last one gives
+    what the model returns. Needs no process group of torch. The chain keeps the model's parameters, and no module.
+
+    Args:
+        model: traced as it is: set dtype, frozen parameters and training flags before. Nothing in it is changed.
+        example: what the model is called with: a tuple of positional arguments, a dict of keyword arguments, or the
+            only argument; a small one will do, of the same shapes on all ranks. Each size that is more than 1 may be
+            another one later, unless the model's code fixes it; a size of 1 stays.
+        at: names of submodules that are called once in a forward, each the first in a piece. Where the model's code
+            calls `torch.distributed.pipelining.pipe_split()`, it is cut as well.
+
+    Raises:
+        ConfigError: a name that cannot be cut at. Later, in the first stage: inputs that the trace is not for.
+        UnsupportedError: torch cannot trace the model, or it cannot be cut there; the message says why. `layers` cuts
+            such a model by steps.
+    """
+    return split_model(model, example, at)
+
+
 def stage(whole: Chain, bounds: Sequence[int] | int, number: int, loss: OutputLoss, *,
           inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = (),
           own_autograd: bool = False) -> TorchStage:
@@ -81,7 +108,7 @@ def stage(whole: Chain, bounds: Sequence[int] | int, number: int, loss: OutputLo
     own modules alone, so the rest of the model is freed with the caller's last reference to it.
 
     Args:
-        whole: what `layers` returned.
+        whole: what `layers` or `split` returned.
         bounds: where stages begin and end, from 0 to the number of layers, as `plan.pipeline.partition` gives them; or
             the number of stages.
         number: of the stage, from 0.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.adapters.torch.layers import Chain, Part, TorchLayer, parameters_of
+from hpctrain.adapters.torch.layers import Buffer, Chain, Part, TorchLayer, parameters_of
 from hpctrain.errors import ConfigError
 from hpctrain.plan.split import bounds as even_bounds
 
@@ -62,7 +62,7 @@ def stage_layers(whole: Chain, bounds: Sequence[int], stage: int) -> list[TorchL
     made: dict[int, Any] = {}
 
     def own(part: Part) -> Part:
-        if not isinstance(part, torch.nn.Module | torch.nn.Parameter):
+        if not isinstance(part, torch.nn.Module | torch.nn.Parameter | Buffer):
             if id(part) not in made:
                 made[id(part)] = part()
             return made[id(part)]
@@ -80,6 +80,8 @@ def _tensors(part: Part) -> Iterable[torch.Tensor]:
     """The parameters and buffers of a part."""
     if isinstance(part, torch.nn.Parameter):
         yield part
+    elif isinstance(part, Buffer):
+        yield part.tensor
     elif isinstance(part, torch.nn.Module):
         yield from part.parameters()
         yield from part.buffers()
@@ -94,5 +96,9 @@ def tree(layers: Iterable[TorchLayer]) -> torch.nn.Module:
             *above, last = path.split(".")
             for name in above:
                 node = node._modules.setdefault(name, torch.nn.ModuleDict())
+            if isinstance(part, Buffer):
+                node._buffers[last] = part.tensor  # register_buffer refuses names that a ModuleDict has for itself
+                node._non_persistent_buffers_set.update(() if part.persistent else (last,))
+                continue
             (node._parameters if isinstance(part, torch.nn.Parameter) else node._modules)[last] = part
     return root

@@ -15,12 +15,20 @@ import torch
 
 from hpctrain.errors import ConfigError, choices, nearest
 
-__all__ = ["Chain", "Part", "Step", "TorchLayer", "chain", "parameters_of", "trains"]
+__all__ = ["Buffer", "Chain", "Part", "Step", "TorchLayer", "chain", "linked", "parameters_of", "trains"]
 
-Part = Any  # a module or parameter, or a function without arguments that makes a module
+Part = Any  # a module, parameter or `Buffer`, or a function without arguments that makes a module
 
 #: What `chain` takes for a layer: the name of a module, or names and `function(*modules, value) -> value`.
 Step = str | tuple[str | Sequence[str], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer as a part of its own."""
+
+    tensor: torch.Tensor
+    persistent: bool
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,19 @@ def chain(model: Any, steps: Sequence[Step] | None = None) -> Chain:
         entries = list(model) if isinstance(model, (Sequence, torch.nn.Sequential, torch.nn.ModuleList)) else None
         if entries is None:
             raise ConfigError(f"model is {type(model).__name__}; legal are an nn.Sequential and a list of modules, or "
-                              "any module with steps = [name of a module, or (names, function), ...]")
+                              "any module with steps = [name of a module, or (names, function), ...]; "
+                              "hpctrain.torch.split cuts any at named submodules")
         layers = [TorchLayer({str(number): entry}, _call) for number, entry in enumerate(entries)]
     else:
         layers = [_layer(model, step) for step in steps]
+    return linked(layers, None if steps is None else model)
+
+
+def linked(layers: Sequence[TorchLayer], model: torch.nn.Module | None) -> Chain:
+    """The layers as a chain; of the whole model if there is one. Raises ConfigError as `chain` does."""
     in_layers = [pair for layer in layers for path, part in layer.parts.items() for pair in parameters_of(path, part)]
     found: dict[int, list[str]] = {}
-    for name, parameter in in_layers if steps is None else model.named_parameters(remove_duplicate=False):
+    for name, parameter in in_layers if model is None else model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
     left = set(found) - {id(parameter) for _, parameter in in_layers}
     if left:
@@ -105,4 +119,4 @@ def trains(layers: Iterable[TorchLayer]) -> bool:
     """Whether any parameter of the layers is trained; taken to be so where a module is not made yet."""
     parts = [(path, part) for layer in layers for path, part in layer.parts.items()]
     return any(parameter.requires_grad for path, part in parts for _, parameter in parameters_of(path, part)) or any(
-        not isinstance(part, torch.nn.Module | torch.nn.Parameter) for _, part in parts)
+        not isinstance(part, torch.nn.Module | torch.nn.Parameter | Buffer) for _, part in parts)

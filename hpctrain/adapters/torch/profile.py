@@ -20,7 +20,7 @@ from hpctrain.adapters.torch.stage import Ends
 from hpctrain.errors import ConfigError
 from hpctrain.plan.pipeline.partition import Layer
 
-__all__ = ["profile"]
+__all__ = ["profile", "undone"]
 
 
 def profile(whole: Chain, micro_batch: Any, ends: Ends, repeats: int = 5) -> list[Layer]:
@@ -29,7 +29,7 @@ def profile(whole: Chain, micro_batch: Any, ends: Ends, repeats: int = 5) -> lis
         raise ConfigError(f"repeats = {repeats}; legal are 1 and more")
     layers = stage_layers(whole, (0, len(whole.layers)), 0)
     found: list[Layer] = []
-    with _undone(tree(layers)):
+    with undone(tree(layers)):
         value = ends.inputs(micro_batch)
         for number, layer in enumerate(layers):
             def run(leaves: Any, layer: Any = layer, is_last: bool = number == len(layers) - 1) -> Any:
@@ -70,11 +70,13 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _undone(module: torch.nn.Module) -> Iterator[None]:
+def undone(module: torch.nn.Module) -> Iterator[None]:
     """Afterwards buffers and random numbers are what they were."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng(devices=[]):
-        yield
-    with torch.no_grad():
-        for buffer, values in before:
-            buffer.copy_(values)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)
