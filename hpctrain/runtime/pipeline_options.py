@@ -9,13 +9,16 @@ from typing import Any
 from hpctrain.errors import ConfigError, UnsupportedError, choices
 from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
 from hpctrain.plan.pipeline.plan import PipelinePlan
-from hpctrain.plan.schedule import OptimizerStep
+from hpctrain.plan.pipeline.updates import is_stale
 from hpctrain.zero.options import Zero
 
-__all__ = ["RUNNABLE", "Pipeline", "check_zero"]
+__all__ = ["RUNNABLE", "STALE", "Pipeline", "check_zero"]
 
-#: The schedules that can be run: those that update all ranks together, from one version of one copy of the weights.
-RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream") and name != "dualpipe")
+#: The schedules that update while micro-batches are under way, with several versions of the weights.
+STALE = tuple(name for name in SCHEDULES if name.startswith("pipedream"))
+
+#: Those that update all ranks together, from one version of one copy of the weights. No other can be run.
+RUNNABLE = tuple(name for name in SCHEDULES if name not in STALE and name != "dualpipe")
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Pipeline:
     """A pipeline along one axis of the ranks: `hpctrain.Pipeline("1f1b", ranks=4)`. See docs/pipelines.md.
 
     Attributes:
-        schedule: a name of RUNNABLE; or a plan; or a function of (ranks, micro-batches) that makes one.
+        schedule: a name of RUNNABLE or STALE; or a plan; or a function of (ranks, micro-batches) that makes one.
         ranks: ranks of one pipeline; None: all ranks, or those of the plan. The job has a multiple of them, and the
             data is shared out over the pipelines.
         chunks: stages a rank, where the schedule takes that.
@@ -36,10 +39,9 @@ class Pipeline:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, str) and self.schedule in SCHEDULES and self.schedule not in RUNNABLE:
-            why = "holds two copies of the weights" if self.schedule == "dualpipe" else "updates with stale gradients"
-            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it {why}; "
-                                   f"legal are {choices(RUNNABLE)}")
+        if isinstance(self.schedule, str) and self.schedule in SCHEDULES and self.schedule not in RUNNABLE + STALE:
+            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it holds two "
+                                   f"copies of the weights; legal are {choices(RUNNABLE + STALE)}")
         if self.ranks is not None and (isinstance(self.ranks, bool) or not isinstance(self.ranks, int)
                                        or self.ranks < 1):
             raise ConfigError(f"pipeline.ranks = {self.ranks!r} must be an integer of at least 1, or None")
@@ -63,7 +65,7 @@ class Pipeline:
 
         Raises:
             ConfigError: the schedule is not for so many ranks or micro-batches, or does not take an option.
-            UnsupportedError: a plan with several copies or versions of the weights, or with several updates.
+            UnsupportedError: a plan with several copies of the weights.
         """
         options = {"chunks": self.chunks, **self.options}
         if isinstance(self.schedule, str):
@@ -74,16 +76,18 @@ class Pipeline:
         if made.num_ranks != num_ranks or made.num_micro_batches != num_micro_batches:
             raise ConfigError(f"the plan {made.name!r} is for {made.num_ranks} ranks and {made.num_micro_batches} "
                               f"micro-batches, not for {num_ranks} and {num_micro_batches}")
-        updates = [sum(isinstance(action, OptimizerStep) for action in order) for order in made.orders]
-        if made.copies > 1 or made.weights != "one" or max(updates) > 1:
-            raise UnsupportedError(f"the plan {made.name!r} has {made.copies} copies of the model, weights "
-                                   f"{made.weights!r} and {max(updates)} updates; legal is one copy, 'one' and 1")
+        if made.copies > 1:
+            raise UnsupportedError(f"the plan {made.name!r} has {made.copies} copies of the model; legal is one")
         return made
 
     def first_plan(self, num_ranks: int) -> PipelinePlan:
         """A plan that shows where the stages are, which is the same whatever the number of micro-batches."""
         fixed = self.schedule.num_micro_batches if isinstance(self.schedule, PipelinePlan) else 1
         return self.plan(num_ranks, fixed)
+
+    def is_stale(self, size: int) -> bool:
+        """Whether a step updates several times, in a job of `size` ranks; of a function its plan for 1 micro-batch."""
+        return is_stale(self.first_plan(self.num_ranks(size)))
 
 
 def check_zero(zero: Zero) -> None:

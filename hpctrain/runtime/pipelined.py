@@ -17,13 +17,15 @@ from typing import Any
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.contracts import Model
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.pipeline.run import PipelineRun
+from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.mesh import Mesh
 from hpctrain.plan.pipeline.forwards import forwards
 from hpctrain.plan.pipeline.messages import with_messages
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.pipeline.proof import prove
+from hpctrain.plan.pipeline.updates import is_stale
 from hpctrain.plan.schedule import Action
 from hpctrain.runtime.decision import Decider
 from hpctrain.runtime.flat_model import FlatModel
@@ -56,14 +58,16 @@ class Pipelined:
         ranks = options.num_ranks(world.size)
         first = options.first_plan(ranks)
         prove(first)
-        self.places = first.places
+        self.accept(first)
+        self.places, self.schedule = first.places, first.name
         if not callable(stages) and len(stages) != len(self.places):
             raise ConfigError(f"stages has {len(stages)} models; {first.name!r} on {ranks} ranks has "
                               f"{len(self.places)} stages")
         mesh = Mesh({"pipeline": ranks, "data": world.size // ranks})
         self.mesh: Mapping[str, int] = dict(mesh.lengths)
         self.data = _subgroup(world, mesh.group(world.rank, "data"))
-        self.pipeline = _subgroup(world, mesh.group(world.rank, "pipeline"))
+        self.ranks = mesh.group(world.rank, "pipeline")
+        self.pipeline = _subgroup(world, self.ranks)
         with world.agree():
             make = stages if callable(stages) else stages.__getitem__
             self.model = Stages({s: make(s) for s in first.stages_of(self.pipeline.rank)})
@@ -85,12 +89,20 @@ class Pipelined:
                                       "(shape, dtype, frozen) must be equal where stages share a parameter")
                 holders.setdefault(name, []).append(place)
         self.trained = [any(not frozen for *_, frozen in tables[str(s)]) for s in range(len(self.places))]
+        self.spread = sorted(name for name, places in holders.items() if len(set(places)) > 1)
         data = range(mesh.length("data"))
         tied = {name: sorted(mesh.rank({"pipeline": place, "data": d}) for place in set(places) for d in data)
                 for name, places in holders.items() if len(places) > 1}
         self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] != self.pipeline.rank)
         self.tied = tied_groups(self.world, tied)
         share_values(self.model, self.tied)
+
+    def accept(self, plan: PipelinePlan) -> None:
+        """Raises UnsupportedError for several updates, or versions of the weights, in a step. Local."""
+        if is_stale(plan):
+            raise UnsupportedError(f"the plan {plan.name!r} for {plan.num_micro_batches} micro-batches has several "
+                                   "updates or versions of the weights, and that for 1 has not; legal is weights other "
+                                   "than 'one' for all numbers, or one update for all")
 
     def check(self, options: TrainerOptions) -> None:
         """ZeRO stages 2 and 3 and offload are refused."""
@@ -116,6 +128,7 @@ class Pipelined:
             raise ConfigError(f"{plan.name!r} puts stages on ranks {plan.places} for {num_micro_batches} "
                               f"micro-batches, but the models are on {self.places}")
         prove(plan)
+        self.accept(plan)
         return plan
 
 
@@ -126,11 +139,12 @@ class PipelinePasses:
     pipelines may have other numbers of them, or none.
     """
 
-    def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None]) -> None:
+    def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None],
+                 stages: Mapping[int, Stage] | None = None) -> None:
         self._pipelined, self._flat, self._part = pipelined, flat, part
         self._gradients = TiedGradients(flat, pipelined.tied)
-        self.run = PipelineRun(pipelined.places, pipelined.model.models, pipelined.pipeline, pipelined.model.arrays,
-                               arrays_of, pipelined.trained)
+        self.run = PipelineRun(pipelined.places, pipelined.model.models if stages is None else stages,
+                               pipelined.pipeline, pipelined.model.arrays, arrays_of, pipelined.trained)
         self._orders: dict[int, Sequence[Action]] = {}
         self.unused: frozenset[str] = frozenset()
 
