@@ -23,16 +23,16 @@ from hpctrain.plan.pipeline.partition import uniform
 from hpctrain.runtime.pipeline_options import Pipeline
 from hpctrain.runtime.stale import StaleTrainer
 
-#: `version(update, stage)` of the weights that the micro-batches of an update (from 0) use in a stage.
-Version = Callable[[int, int], int]
+#: `version(update, number, stage)` of the weights that micro-batch `number` of an update (both from 0) uses in a stage.
+Version = Callable[[int, int, int], int]
 
 
 def delayed(name: str, ranks: int) -> Version:
     """The delays of the papers (PipeDream, section 3.3; PipeDream-2BW, section 3.1)."""
     return {
-        "pipedream": lambda t, s: max(0, t - (ranks - 1 - s)),
-        "pipedream-vertical": lambda t, s: max(0, t - (ranks - 1)),
-        "pipedream-2bw": lambda t, s: max(0, t - 1),
+        "pipedream": lambda t, i, s: max(0, t - (ranks - 1 - s)),
+        "pipedream-vertical": lambda t, i, s: max(0, t - (ranks - 1)),
+        "pipedream-2bw": lambda t, i, s: max(0, t - 1),
     }[name]
 
 
@@ -104,13 +104,15 @@ def simulate(net: nn.Sequential, stage_of: Callable[[str], int], version: Versio
         history = [{name: w.clone() for name, w in masters.items()}]
         total = weight = 0.0
         for t, batches in enumerate(updates):
-            mixed = {name: history[version(t, stage_of(name))][name].clone().requires_grad_() for name in masters}
-            terms = [entropy(torch.func.functional_call(net, mixed, (torch.as_tensor(b[0]),)), b) for b in batches]
+            mixed = [{name: history[version(t, i, stage_of(name))][name].clone().requires_grad_() for name in masters}
+                     for i in range(len(batches))]
+            terms = [entropy(torch.func.functional_call(net, mine, (torch.as_tensor(b[0]),)), b)
+                     for mine, b in zip(mixed, batches, strict=True)]
             here = sum(w for _, w in terms)
             loss = torch.stack([term for term, _ in terms]).sum()
             (loss / here).backward()
             for name, master in masters.items():
-                master.grad = mixed[name].grad
+                master.grad = torch.stack([mine[name].grad for mine in mixed]).sum(0)
             if lr is not None:
                 rule.param_groups[0]["lr"] = lr(count)
             rule.step()

@@ -108,8 +108,9 @@ class StaleTrainer(PipelineTrainer):
         self._check_whole()
         self.model.check()
         self._times.part("data")
-        self._failure, self._partial = None, 0.0
+        self._failure, self._partial, before = None, 0.0, self.num_updates
         loss_sum, weight, weights = self._stale_passes.train_stale(batches, self._versions, self._update)
+        self.num_updates = before + sum(map(bool, weights))  # on a rank without a stage, too
         if self._stops:
             self._failure = min(filter(None, [self._failure, *self._stale_passes.problems]), default=None)
         partial = nan if self._failure else self._partial

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pipeline_cases
 import pipeline_parity as pp
 import pytest
 import stale_cases as sc
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import hpctrain
 import hpctrain.numpy as n
@@ -102,6 +105,25 @@ def test_as_many_versions_are_kept_as_planned(name: str, ranks: int, number: int
     pp.on_threads(ranks, run)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(found=pipeline_cases.updating(), data=st.data())
+def test_any_plan_with_several_updates(found: Any, data: Any) -> None:
+    """Several stages on a rank, or none; backwards in two parts; updates of any micro-batches, at any time."""
+    plan, groups, used = found
+    stages = len(plan.places)
+    bounds = (0, *sorted(data.draw(st.lists(st.integers(0, 8), min_size=stages - 1, max_size=stages - 1))), 8)
+    batches = pp.global_batch(plan.num_micro_batches)
+    truth = sc.simulate(sc.twin(), sc.stage_of(bounds), lambda t, i, s: used[s][groups[t][i]],
+                        [[[batches[i] for i in group] for group in groups]] * 2, sc.RULES["sgd"][1])
+
+    def run(context: Any) -> None:
+        made = sc.trainer(context, Pipeline(plan), bounds=bounds, optimizer=sc.RULES["sgd"][0])
+        sc.compare(sc.observe(made, "numpy", [[batches]] * 2), truth)
+        assert made.num_updates == 2 * len(groups)
+
+    pp.on_threads(plan.num_ranks, run)
+
+
 @pytest.mark.parametrize("rule", [*(ours for ours, _ in sc.RULES.values()), hpctrain.LAMB(lr=0.05)])
 @pytest.mark.parametrize("name", ["pipedream", "pipedream-vertical"])
 def test_on_one_rank_nothing_is_stale(name: str, rule: Any) -> None:
@@ -152,7 +174,7 @@ def test_an_update_that_weighs_nothing_is_left_out() -> None:
     steps = [[[empty(b) if i in (1, 4) else b for i, b in enumerate(mine)] for mine in step] for step in steps]
     applied = [0, 1, 1, 2, 3]  # after so many updates
     truth = sc.simulate(sc.twin(), sc.stage_of((0, 2, 5, 8)),
-                        lambda t, s: applied[max(0, (0, 2, 3)[t] - (2 - s))],
+                        lambda t, i, s: applied[max(0, (0, 2, 3)[t] - (2 - s))],
                         [[u for u in sc.grouped(step, 1) if len(u[0][1])] for step in steps], sc.RULES["sgd"][1])
 
     def run(context: Any) -> None:
