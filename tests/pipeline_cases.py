@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import strategies as st
 
 from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
@@ -60,7 +62,7 @@ def updating(draw):
     shuffled = draw(st.permutations(range(micro_batches)))
     cuts = [0, *sorted(draw(st.sets(st.integers(1, micro_batches - 1)) if micro_batches > 1 else st.just(set()))),
             micro_batches]
-    groups = [sorted(shuffled[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    groups = [sorted(shuffled[a:b]) for a, b in pairwise(cuts)]
     group_of = {i: g for g, group in enumerate(groups) for i in group}
     left = {("F", s, i) for s in range(stages) for i in range(micro_batches)}
     for s in range(stages):
