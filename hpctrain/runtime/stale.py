@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.collectives import Group
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import NonFiniteError, UnsupportedError
-from hpctrain.optim.flat import FlatOptimizer
 from hpctrain.plan.memory import MemoryRow
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.pipeline.updates import updates
@@ -83,8 +82,8 @@ class StaleTrainer(PipelineTrainer):
     before the updates that each met; `update` counts all updates, and each has its learning rate; `gradient_norm` and
     `gradients` are of the last. An update whose micro-batches weigh nothing is left out.
 
-    `non_finite` is "stop" here, or "ignore". A loss or gradient that is not finite ends the updates of its rank. After
-    NonFiniteError, which all ranks raise at the end of the step, stages have made different updates: `resume`.
+    `non_finite` is "stop" here, or "ignore". After NonFiniteError, which all ranks raise at the end of a step, what is
+    not finite has been applied, maybe to some stages only: `resume`.
     """
 
     _pipelined_by = StalePipelined
@@ -97,7 +96,7 @@ class StaleTrainer(PipelineTrainer):
         self._versions = WeightVersions(self._flat, self.optimizer)
         self._failure: tuple[int, str] | None = None  # the update in the step and what is not finite, on this rank
         self._partial = 0.0
-        self._torn = False
+        self._spoiled = False
 
     @property
     def num_versions(self) -> int:
@@ -105,7 +104,7 @@ class StaleTrainer(PipelineTrainer):
         return self._versions.num_homes
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
-        self._check_whole()
+        self._check_sound()
         self.model.check()
         self._times.part("data")
         self._failure, self._partial, before = None, 0.0, self.num_updates
@@ -116,7 +115,7 @@ class StaleTrainer(PipelineTrainer):
         partial = nan if self._failure else self._partial
         decision = self._decider.decide(loss_sum, weight, partial, self._context.stop_requested, 1.0)
         if self._stops and decision.skipped == "not finite":
-            self._torn = True
+            self._spoiled = True
             raise NonFiniteError(self._complaint(len(weights)))
         norm = decision.norm * decision.weight / weights[-1] if weights and weights[-1] else nan
         rates = self.optimizer.learning_rates(self.num_updates - any(weights))
@@ -136,35 +135,31 @@ class StaleTrainer(PipelineTrainer):
         if not due.weight:
             self._versions.keep(due.needed)
             return
-
-        def apply(optimizer: FlatOptimizer) -> None:
-            if self._failure is None:
-                optimizer.apply(self.num_updates, 1 / due.weight, self._gradients)
-
-        self._versions.update(due.needed, apply)
+        self._versions.update(due.needed, lambda optimizer: optimizer.apply(self.num_updates, 1 / due.weight,
+                                                                            self._gradients))
         self.num_updates += 1
 
     def _complaint(self, num_updates: int) -> str:
         """What was not finite first. Collective over the world."""
         told = [(*failure, rank) for rank, failure in enumerate(self._world.exchange(self._failure)) if failure]
         update, text, rank = min(told, default=(num_updates, "only the sum over ranks and micro-batches", 0))
-        return (f"rank {rank}, update {update} of {num_updates} in this step: {text} is not finite; other stages went "
-                "on, so they have made different updates: resume from a checkpoint")
+        return (f"rank {rank}, update {update} of {num_updates} in this step is not finite: {text}. It is in "
+                "the weights by now: resume from a checkpoint")
 
-    def _check_whole(self) -> None:
-        if self._torn:
-            raise NonFiniteError("since a step that was not finite the stages have made different updates; legal is "
-                                 "resume(...) of a checkpoint")
+    def _check_sound(self) -> None:
+        if self._spoiled:
+            raise NonFiniteError("the weights have seen a step that was not finite; legal is resume(...) of a "
+                                 "checkpoint")
 
     def save(self, root: str | Path, *, keep: int = 2, data: dict[str, Any] | None = None) -> Path:
-        """As `Trainer.save`. Raises NonFiniteError where the stages have made different updates."""
-        self._check_whole()
+        """As `Trainer.save`. Raises NonFiniteError after a step that was not finite."""
+        self._check_sound()
         return super().save(root, keep=keep, data=data)
 
     def resume(self, where: str | Path, *, policy: str = "auto") -> dict[str, Any] | None:
-        """As `Trainer.resume`; from then on the stages stand together again."""
+        """As `Trainer.resume`; from then on the trainer goes on after a step that was not finite."""
         found = super().resume(where, policy=policy)
-        self._torn = self._torn and found is None
+        self._spoiled = self._spoiled and found is None
         return found
 
     def _planned_memory(self) -> tuple[MemoryRow, ...]:
