@@ -108,15 +108,18 @@ class StaleTrainer(PipelineTrainer):
         self.model.check()
         self._times.part("data")
         self._failure, self._partial, before = None, 0.0, self.num_updates
-        loss_sum, weight, weights = self._stale_passes.train_stale(batches, self._versions, self._update)
+        program, loss_sum, weight, weights = self._stale_passes.program(batches), 0.0, 0.0, list[float]()
+        if program is not None:
+            self._spoiled = True  # unless it ends well
+            loss_sum, weight, weights = self._stale_passes.train_stale(program, batches, self._versions, self._update)
         self.num_updates = before + sum(map(bool, weights))  # on a rank without a stage, too
         if self._stops:
             self._failure = min(filter(None, [self._failure, *self._stale_passes.problems]), default=None)
         partial = nan if self._failure else self._partial
         decision = self._decider.decide(loss_sum, weight, partial, self._context.stop_requested, 1.0)
         if self._stops and decision.skipped == "not finite":
-            self._spoiled = True
             raise NonFiniteError(self._complaint(len(weights)))
+        self._spoiled = False
         norm = decision.norm * decision.weight / weights[-1] if weights and weights[-1] else nan
         rates = self.optimizer.learning_rates(self.num_updates - any(weights))
         skipped = decision.skipped if decision.skipped == "no data" else ""
@@ -148,16 +151,17 @@ class StaleTrainer(PipelineTrainer):
 
     def _check_sound(self) -> None:
         if self._spoiled:
-            raise NonFiniteError("the weights have seen a step that was not finite; legal is resume(...) of a "
-                                 "checkpoint")
+            raise NonFiniteError("a step ended in an error, so that the weights may be anything; legal is resume(...) "
+                                 "of a checkpoint")
 
     def save(self, root: str | Path, *, keep: int = 2, data: dict[str, Any] | None = None) -> Path:
-        """As `Trainer.save`. Raises NonFiniteError after a step that was not finite."""
+        """As `Trainer.save`. Raises NonFiniteError after a step that ended in an error."""
         self._check_sound()
         return super().save(root, keep=keep, data=data)
 
     def resume(self, where: str | Path, *, policy: str = "auto") -> dict[str, Any] | None:
-        """As `Trainer.resume`; from then on the trainer goes on after a step that was not finite."""
+        """As `Trainer.resume`; with a checkpoint the trainer goes on after a step that ended in an error."""
+        self._versions.forget()
         found = super().resume(where, policy=policy)
         self._spoiled = self._spoiled and found is None
         return found

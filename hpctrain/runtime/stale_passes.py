@@ -27,7 +27,7 @@ from hpctrain.runtime.pipelined import Pipelined, PipelinePasses
 from hpctrain.runtime.update_weights import UpdateWeights
 from hpctrain.runtime.weight_versions import WeightVersions
 
-__all__ = ["StalePasses", "Update"]
+__all__ = ["Program", "StalePasses", "Update"]
 
 #: `count(micro_batch, loss_sum, weight)` of each forward of the last stage.
 Count = Callable[[int, float, float], None]
@@ -80,7 +80,7 @@ class _VersionedStage:
 
 
 @dataclass(frozen=True)
-class _Program:
+class Program:
     """What this rank does in a step of so many micro-batches."""
 
     order: Sequence[Action]
@@ -115,7 +115,7 @@ class StalePasses(PipelinePasses):
         with_weights = pipelined.world.subgroup(pipelined.ranks)
         assert with_weights is not None, "a rank is in its own pipeline"
         self._weights = UpdateWeights(with_weights, pipelined.data, pipelined.places[-1], pipelined.model.arrays)
-        self._programs: dict[int, _Program] = {}
+        self._programs: dict[int, Program] = {}
         self._versions: WeightVersions | None = None
         self._update_of: dict[int, int] = {}
         self.problems: list[tuple[int, str]] = []
@@ -124,18 +124,19 @@ class StalePasses(PipelinePasses):
         """A trainer that updates after all passes takes `PipelinePasses`."""
         raise AssertionError("see train_stale")
 
-    def train_stale(self, batches: Sequence[Any], memory: WeightVersions,
-                    update: Callable[[Update], None]) -> tuple[float, float, list[float]]:
-        """All passes and updates of a step; gives (loss_sum, weight), which the last stage counts, and all weights.
+    def program(self, batches: Sequence[Any]) -> Program | None:
+        """What a step with these micro-batches is; None without any.
 
         Raises:
             ConfigError: ranks have different numbers of micro-batches. On all ranks alike.
-            PlanError: the schedule cannot be run. Nothing ran.
+            PlanError: the schedule cannot be run.
         """
         number = self._common_number(batches)
-        if not number:
-            return 0.0, 0.0, []
-        program = self._program(number)
+        return self._program(number) if number else None
+
+    def train_stale(self, program: Program, batches: Sequence[Any], memory: WeightVersions,
+                    update: Callable[[Update], None]) -> tuple[float, float, list[float]]:
+        """All passes and updates of a step; gives (loss_sum, weight), which the last stage counts, and all weights."""
         self._versions, self._update_of, self.problems = memory, program.update_of, []
         memory.begin(program.kept)
         self._weights.begin(program.sizes)
@@ -176,7 +177,7 @@ class StalePasses(PipelinePasses):
                 self.problems.append((update, f"micro-batch {micro_batch}: the {what} is {value}"))
         self._weights.count(update, weight)
 
-    def _program(self, num_micro_batches: int) -> _Program:
+    def _program(self, num_micro_batches: int) -> Program:
         if num_micro_batches not in self._programs:
             pipelined, rank = self._pipelined, self._pipelined.pipeline.rank
             plan = pipelined.plan(num_micro_batches)
@@ -185,7 +186,7 @@ class StalePasses(PipelinePasses):
             coming = {stage: [(action.micro_batch, known.used[stage][action.micro_batch])
                               for action in plan.orders[rank] if isinstance(action, Forward) and action.stage == stage]
                       for stage in self._stages}
-            self._programs[num_micro_batches] = _Program(
+            self._programs[num_micro_batches] = Program(
                 with_messages(plan)[rank], coming, known.made[0], [len(group) for group in found.groups],
                 found.needed[rank], found.kept[rank])
         return self._programs[num_micro_batches]

@@ -108,6 +108,10 @@ class WeightVersions:
                     self._arrays.assign(self._homes[new].helds[i].piece(start, stop),
                                         self._homes[old].helds[i].piece(start, stop))
 
+    def forget(self) -> None:
+        """The parameters are what counts, whatever became of the last step. Local."""
+        self._bind(0)
+
     def end(self) -> None:
         """The step is over: the newest version is that of the parameters. Local."""
         newest = self._at[self._newest]

@@ -278,6 +278,21 @@ def test_a_gradient_alone_that_is_not_finite(zero: int) -> None:
     pp.on_threads(4, run)
 
 
+def test_after_an_error_within_a_step_only_a_checkpoint_will_do(tmp_path: Any) -> None:
+    """On one rank a user may catch it: some updates are made then, and the newest weights anywhere."""
+    made = sc.trainer(pp.parity.context_of(pp.single()), Pipeline("pipedream-2bw"), optimizer=hpctrain.SGD())
+    made.save(tmp_path)
+    batches = pp.global_batch(4)
+    before = made.evaluate(batches)
+    with pytest.raises(IndexError):
+        made.step([*batches, (batches[0][0] + 7, batches[0][1])])
+    with pytest.raises(NonFiniteError, match="a step ended in an error"):
+        made.step(batches)
+    made.resume(tmp_path)
+    assert made.evaluate(batches) == before
+    assert made.step(batches).update == 4
+
+
 def test_ignored() -> None:
     def run(context: Any) -> None:
         made = sc.trainer(context, Pipeline("pipedream"), optimizer=hpctrain.SGD(lr=0.1), non_finite="ignore")
