@@ -88,7 +88,7 @@ def pipelined(context: SimpleNamespace, pipeline: Pipeline, make: Any = layers, 
               trace: bool = False, **changed: Any) -> PipelineTrainer:
     """A trainer of the network in stages; `make()` gives all layers."""
     made = make()
-    stages = len(pipeline.first_plan(pipeline.num_ranks(context.size)).places)
+    stages = pipeline.first_plan(pipeline.num_ranks(context.size)).depth
     cut = bounds or uniform(len(made), stages)
     return PipelineTrainer(context, lambda s: n.stage(made, n.cross_entropy, cut, s), pipeline, trace=trace,
                            **options(**changed))

@@ -4,6 +4,7 @@
     2B1   gradient of the outputs, stash -> gradient of       2SG1  ... of the inputs, to the       2RG1  ... of the
           the inputs, of the parameters                             stage before                          outputs
 
+With several copies of the model each has its own stages, one after the other, and its own part of the micro-batches.
 Neighbours on one rank hand nests over as they are. A stash is let go of at the end of its backward, or of the first
 part of it. Where nothing up to a stage is trained, or no gradient of its outputs comes, its backwards do nothing.
 Knows models, messages and the actions; the order of the actions is given.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +28,7 @@ from hpctrain.pipeline.buffers import Buffers
 from hpctrain.pipeline.executor import execute
 from hpctrain.pipeline.messages import GradientReceiver, GradientSender, Link, Receiver, Sender
 from hpctrain.pipeline.nest import Form
+from hpctrain.pipeline.pieces import Replicas
 from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.pipeline.messages import Channel
 from hpctrain.plan.pipeline.stash import Peak
@@ -73,11 +75,12 @@ class PipelineRun:
     """The stages of one rank. All methods are local but `train` and `evaluate`: collective over `group`.
 
     Args:
-        places: the rank of each stage.
-        models: the models of this rank's stages.
+        places: the rank of each stage, copy by copy.
+        models: the models of this rank's stages; those of two copies of a stage may be one.
         group: one rank a place.
         arrays, arrays_of: of this rank's models; of any array.
-        trained: for each stage whether it has trained parameters; the same on all ranks.
+        trained: for each stage of one copy whether it has trained parameters; the same on all ranks.
+        replicas: the tensor group that has this rank's stages, where there is one; its ranks make each pass together.
 
     Attributes:
         peaks: for each stage of this rank, the most stashes there were at one time in the last `train`.
@@ -86,38 +89,47 @@ class PipelineRun:
     """
 
     def __init__(self, places: Sequence[int], models: Mapping[int, Stage], group: Group, arrays: Arrays,
-                 arrays_of: ArraysOf, trained: Sequence[bool]) -> None:
+                 arrays_of: ArraysOf, trained: Sequence[bool], replicas: Replicas | None = None) -> None:
         self._places, self._models, self._group, self._rank = tuple(places), dict(models), group, group.rank
-        self._last = len(places) - 1
-        self._reached = [any(trained[: stage + 1]) for stage in range(len(places))]
+        self._depth = len(trained)
+        self._reached = [any(trained[: stage % self._depth + 1]) for stage in range(len(places))]
         self._buffers = Buffers(arrays)
-        self._make_channels(group, arrays, arrays_of)
+        self._make_channels(group, arrays, arrays_of, replicas if replicas and replicas.group.size > 1 else None)
         self._start(())
         self.peaks: dict[int, Peak] = {}
         self.spans: list[Span] = []
         self.aligned = False
 
-    def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf) -> None:
-        numbers = channel_numbers(self._places)
+    def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf, replicas: Replicas | None) -> None:
+        numbers = channel_numbers(self._places, self._depth)
 
         def link(channel: Channel, peer: int) -> Link:
-            return Link(group, arrays, self._buffers, peer, numbers[channel], deque())
+            return Link(group, arrays, self._buffers, peer, numbers[channel], deque(), replicas)
 
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._gradient_senders: dict[int, GradientSender] = {}
         self._gradient_receivers: dict[int, GradientReceiver] = {}
-        for stage in self._models:
+        for stage, model in self._models.items():
             before, after = stage - 1, stage + 1
-            if before >= 0 and self._places[before] != self._rank:
+            if not self._is_first(stage) and self._places[before] != self._rank:
                 self._receivers[stage] = Receiver(link(("activation", before), self._places[before]))
                 self._gradient_senders[stage] = GradientSender(link(("grad", stage), self._places[before]), arrays_of)
-            if after <= self._last and self._places[after] != self._rank:
+            if not self._is_last(stage) and self._places[after] != self._rank:
                 needs = _is_float if self._reached[stage] else _never
-                self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs)
+                self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs,
+                                              model.replicated if replicas is not None else False)
                 self._gradient_receivers[stage] = GradientReceiver(link(("grad", after), self._places[after]))
 
-    def _start(self, order: Iterable[Action]) -> None:
+    def _is_first(self, stage: int) -> bool:
+        """Whether it is the first of its copy."""
+        return stage % self._depth == 0
+
+    def _is_last(self, stage: int) -> bool:
+        """Whether it is the last of its copy, which has the loss."""
+        return (stage + 1) % self._depth == 0
+
+    def _start(self, order: Sequence[Action]) -> None:
         """A pass begins."""
         self._inputs: dict[_Key, Any] = {}
         self._outputs: dict[_Key, Any] = {}
@@ -132,6 +144,7 @@ class PipelineRun:
         for action in order:
             if isinstance(action, RecvActivation | RecvGrad):
                 self._to_come[type(action), action.stage].append(action.micro_batch)
+        self._split = {(a.stage, a.micro_batch) for a in order if isinstance(a, BackwardInput)}
         for stage, receiver in self._receivers.items():
             if self._to_come[RecvActivation, stage]:
                 receiver.expect()
@@ -192,8 +205,10 @@ class PipelineRun:
     def _forward(self, action: Forward) -> None:
         stage, i = action.stage, action.micro_batch
         inputs = self._inputs.pop((stage, i), None)
-        outputs, stash = self._models[stage].forward(self._batches[i], inputs, training=self._training)
-        if stage == self._last:
+        model = self._models[stage]
+        model.splits = (stage, i) in self._split
+        outputs, stash = model.forward(self._batches[i], inputs, training=self._training)
+        if self._is_last(stage):
             loss_sum, weight = outputs
             self._terms[0] += float(loss_sum)
             self._terms[1] += float(weight)
@@ -236,15 +251,15 @@ class PipelineRun:
 
     def _has_gradient(self, stage: int, grads: Any) -> bool:
         """Whether a backward of the stage has anything to do: something to train, and a gradient of its outputs."""
-        return self._reached[stage] and (stage == self._last or _some(grads))
+        return self._reached[stage] and (self._is_last(stage) or _some(grads))
 
     def _scale_of(self, stage: int) -> float:
         """The last stage's loss is scaled; the others' gradients of outputs are already."""
-        return self._scale if stage == self._last else 1.0
+        return self._scale if self._is_last(stage) else 1.0
 
     def _hand_back(self, stage: int, i: int, input_grads: Any) -> None:
         """Keeps the gradient of a stage's inputs for whoever made them."""
-        if stage == 0 or not self._reached[stage - 1]:
+        if self._is_first(stage) or not self._reached[stage - 1]:
             return
         if stage in self._gradient_senders:
             self._input_grads[stage, i] = input_grads
@@ -256,16 +271,15 @@ class PipelineRun:
     def _send_activation(self, action: SendActivation) -> None:
         stage, i = action.stage, action.micro_batch
         self._sent_forms[stage, i] = self._senders[stage].send(self._outputs.pop((stage, i)))
-        self._expect_gradient(stage)
+        if (form := self._next_gradient(stage)) is not None:
+            self._gradient_receivers[stage].expect(form)
 
     def _receive_activation(self, action: RecvActivation) -> None:
         stage, i = action.stage, action.micro_batch
-        receiver = self._receivers[stage]
-        self._inputs[stage, i], self._received_forms[stage, i] = receiver.receive()
         to_come = self._to_come[RecvActivation, stage]
         to_come.popleft()
-        if to_come:
-            receiver.expect()
+        found = self._receivers[stage].receive(ahead=bool(to_come))
+        self._inputs[stage, i], self._received_forms[stage, i] = found
 
     def _send_gradient(self, action: SendGrad) -> None:
         key = action.stage, action.micro_batch
@@ -274,25 +288,26 @@ class PipelineRun:
     def _receive_gradient(self, action: RecvGrad) -> None:
         stage, i = action.stage, action.micro_batch
         self._to_come[RecvGrad, stage].popleft()
-        self._output_grads[stage, i] = self._gradient_receivers[stage].receive(self._sent_forms.pop((stage, i)))
-        self._expect_gradient(stage)
+        form, after = self._sent_forms.pop((stage, i)), self._next_gradient(stage)
+        self._output_grads[stage, i] = self._gradient_receivers[stage].receive(form, after)
 
-    def _expect_gradient(self, stage: int) -> None:
-        """Posts the receives of the next gradient, once it is known what comes."""
+    def _next_gradient(self, stage: int) -> Form | None:
+        """The form of the next gradient, once it is known what comes."""
         to_come = self._to_come[RecvGrad, stage]
-        if to_come and (stage, to_come[0]) in self._sent_forms:
-            self._gradient_receivers[stage].expect(self._sent_forms[stage, to_come[0]])
+        return self._sent_forms.get((stage, to_come[0])) if to_come else None
 
 
-def channel_numbers(places: Sequence[int]) -> dict[Channel, int]:
+def channel_numbers(places: Sequence[int], depth: int | None = None) -> dict[Channel, int]:
     """The number of each channel among those from its sender to its receiver; the same on all ranks.
+
+    `depth` is the number of stages of one copy; None: there is one copy.
 
     Raises:
         UnsupportedError: more channels between two ranks than a group has.
     """
     numbers: dict[Channel, int] = {}
     counts: dict[tuple[int, int], int] = {}
-    pairs = list(enumerate(pairwise(places)))
+    pairs = [(s, pair) for s, pair in enumerate(pairwise(places)) if (s + 1) % (depth or len(places))]
     channels: list[tuple[Channel, tuple[int, int]]] = [(("activation", s), (a, b)) for s, (a, b) in pairs]
     channels += [(("grad", s + 1), (b, a)) for s, (a, b) in pairs]
     for channel, pair in channels:

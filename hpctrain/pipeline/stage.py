@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hpctrain.contracts import Array
+from hpctrain.contracts import Array, Replicated
 
 __all__ = ["Stage"]
 
 
 class Stage(Protocol):
-    """The four passes, as `contracts.Model` says."""
+    """The four passes and what is asked beside them, as `contracts.Model` says."""
+
+    splits: bool
+
+    @property
+    def replicated(self) -> Replicated:
+        """See Model."""
 
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
         """See Model."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.errors import ConfigError, UnsupportedError, choices
+from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.pipeline.updates import is_stale
@@ -17,8 +17,8 @@ __all__ = ["RUNNABLE", "STALE", "Pipeline", "check_zero"]
 #: The schedules that update while micro-batches are under way, with several versions of the weights.
 STALE = tuple(name for name in SCHEDULES if name.startswith("pipedream"))
 
-#: Those that update all ranks together, from one version of one copy of the weights. No other can be run.
-RUNNABLE = tuple(name for name in SCHEDULES if name not in STALE and name != "dualpipe")
+#: Those that update all ranks together, from one version of the weights.
+RUNNABLE = tuple(name for name in SCHEDULES if name not in STALE)
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,6 @@ class Pipeline:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, str) and self.schedule in SCHEDULES and self.schedule not in RUNNABLE + STALE:
-            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it holds two "
-                                   f"copies of the weights; legal are {choices(RUNNABLE + STALE)}")
         if self.ranks is not None and (isinstance(self.ranks, bool) or not isinstance(self.ranks, int)
                                        or self.ranks < 1):
             raise ConfigError(f"pipeline.ranks = {self.ranks!r} must be an integer of at least 1, or None")
@@ -65,7 +62,6 @@ class Pipeline:
 
         Raises:
             ConfigError: the schedule is not for so many ranks or micro-batches, or does not take an option.
-            UnsupportedError: a plan with several copies of the weights.
         """
         options = {"chunks": self.chunks, **self.options}
         if isinstance(self.schedule, str):
@@ -76,8 +72,6 @@ class Pipeline:
         if made.num_ranks != num_ranks or made.num_micro_batches != num_micro_batches:
             raise ConfigError(f"the plan {made.name!r} is for {made.num_ranks} ranks and {made.num_micro_batches} "
                               f"micro-batches, not for {num_ranks} and {num_micro_batches}")
-        if made.copies > 1:
-            raise UnsupportedError(f"the plan {made.name!r} has {made.copies} copies of the model; legal is one")
         return made
 
     def first_plan(self, num_ranks: int) -> PipelinePlan:

@@ -1,6 +1,7 @@
 """The stages that one rank of a pipeline holds, as one model: one set of parameters for flat buffers and checkpoints.
 
-A parameter that several stages name is one parameter. Owns the joining; runs nothing: `pipeline.run` runs the stages.
+A parameter that several stages name is one parameter; two copies of a stage on one rank are one Model from the start.
+Owns the joining; runs nothing: `pipeline.run` runs the stages.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpctrain.arrays import arrays_of
-from hpctrain.contracts import Array, Arrays, Model
+from hpctrain.contracts import Array, Arrays, Model, Replicated
 from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.placement import Placement
 
@@ -20,6 +21,9 @@ __all__ = ["Stages"]
 
 class Stages:
     """`models` by number of stage, ascending; there may be none. Fulfils `contracts.Model` but for passes."""
+
+    splits = False
+    replicated: Replicated = False  # asked of each stage by itself
 
     def __init__(self, models: Mapping[int, Model]) -> None:
         self.models = dict(models)

@@ -52,7 +52,10 @@ class StalePipelined(Pipelined):
                                    "legal are parameters of one rank each")
 
     def accept(self, plan: PipelinePlan) -> None:
-        """Several updates and versions are legal; its stages must make the same updates."""
+        """Several updates and versions are legal of one copy of the model; its stages must make the same updates."""
+        if plan.copies > 1:
+            raise UnsupportedError(f"the plan {plan.name!r} has {plan.copies} copies of the model, and several updates "
+                                   "or versions of the weights; legal is one copy")
         updates(plan, versions(plan))
 
     def check(self, options: TrainerOptions) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NoReturn
 
-from hpctrain.contracts import Array
+from hpctrain.contracts import Array, Replicated
 from hpctrain.errors import ConfigError
 from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.pipeline.messages import with_messages
@@ -42,6 +42,20 @@ class _VersionedStage:
     def __init__(self, model: Stage, use: Callable[[int], None], count: Count | None) -> None:
         self._model, self._use, self._count = model, use, count
         self._coming: Iterator[tuple[int, int]] = iter(())
+
+    @property
+    def splits(self) -> bool:
+        """Of the model."""
+        return self._model.splits
+
+    @splits.setter
+    def splits(self, splits: bool) -> None:
+        self._model.splits = splits
+
+    @property
+    def replicated(self) -> Replicated:
+        """Of the model."""
+        return self._model.replicated
 
     def begin(self, coming: Sequence[tuple[int, int]]) -> None:
         """A step begins, with these (micro-batch, version) in the order of the forwards."""
@@ -110,7 +124,7 @@ class StalePasses(PipelinePasses):
     def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None]) -> None:
         last = len(pipelined.places) - 1
         self._stages = {stage: _VersionedStage(model, self._use, self._count if stage == last else None)
-                        for stage, model in pipelined.model.models.items()}
+                        for stage, model in pipelined.models.items()}
         super().__init__(pipelined, flat, part, self._stages)
         with_weights = pipelined.world.subgroup(pipelined.ranks)
         assert with_weights is not None, "a rank is in its own pipeline"

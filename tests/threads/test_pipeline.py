@@ -20,13 +20,14 @@ from hpctrain.errors import ConfigError, NonFiniteError, PlanError, UnsupportedE
 from hpctrain.plan.pipeline.catalogue import schedule
 from hpctrain.plan.pipeline.messages import with_messages
 from hpctrain.plan.pipeline.plan import make_plan
-from hpctrain.plan.pipeline.stash import stage_peaks
+from hpctrain.plan.pipeline.stash import peaks, stage_peaks
+from hpctrain.plan.pipeline.text import from_text, plan_to_text
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
 from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 
 SMALL = [(1, 1), (1, 3), (2, 1), (2, 4), (3, 2), (3, 7), (4, 3), (4, 10)]
-CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3)]
+CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3), (2, 3, 20)]
 TRUTH: dict[Any, pp.Seen] = {}
 
 
@@ -49,6 +50,13 @@ def test_every_schedule_equals_one_process(name: str, num_ranks: int, number: in
     check(num_ranks, Pipeline(name), number)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_two_copies_equal_one_process_for_any_number_of_micro_batches(num_ranks: int) -> None:
+    """Few leave a copy without any, and an odd number the copies with different ones."""
+    for number in range(1, 11):
+        check(num_ranks, Pipeline("dualpipe"), number, zero=hpctrain.Zero(number % 2, bucket_bytes=100))
+
+
 @pytest.mark.parametrize("name", ["gpipe", "interleaved"])
 @pytest.mark.parametrize(("num_ranks", "number", "chunks"), CHUNKED)
 def test_chunks_equal_one_process(name: str, num_ranks: int, number: int, chunks: int) -> None:
@@ -58,25 +66,29 @@ def test_chunks_equal_one_process(name: str, num_ranks: int, number: int, chunks
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize(("name", "ranks", "size", "number"), [
     ("1f1b", 2, 4, 5), ("zb-v", 2, 4, 6), ("interleaved", 2, 6, 7), ("gpipe", 1, 3, 4), ("dualpipe-v", 2, 6, 2),
-    ("zb-h1", 3, 6, 1),
+    ("zb-h1", 3, 6, 1), ("dualpipe", 1, 2, 3), ("dualpipe", 2, 4, 5), ("dualpipe", 3, 6, 7), ("dualpipe", 4, 4, 3),
+    ("dualpipe", 2, 6, 1),
 ])
 def test_a_data_axis_beside_it(name: str, ranks: int, size: int, number: int, stage: int) -> None:
     """Pipelines have different numbers of micro-batches, the last cases none at all on some."""
     seen = check(size, Pipeline(name, ranks), number, 3, zero=hpctrain.Zero(stage, bucket_bytes=100))
-    copies = [s.weights["0.weight"] for s in seen if "0.weight" in s.weights]
-    assert len(copies) >= 2 or ranks == 1
-    assert all(np.array_equal(copies[0], copy) for copy in copies)
+    for parameter in ("0.weight", "1.weight", "3.weight", "5.weight"):
+        copies = [s.weights[parameter] for s in seen if parameter in s.weights]
+        assert len(copies) >= size // ranks
+        assert all(np.array_equal(copies[0], copy) for copy in copies)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(plan=pipeline_cases.runnable(), data=st.data())
 def test_any_plan_that_can_run(plan: Any, data: Any) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, 8), min_size=len(plan.places) - 1, max_size=len(plan.places) - 1)))
-    check(plan.num_ranks, Pipeline(plan), plan.num_micro_batches, 1, bounds=(0, *cuts, 8))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 8), min_size=plan.depth - 1, max_size=plan.depth - 1)))
+    zero = hpctrain.Zero(data.draw(st.sampled_from((0, 1))), bucket_bytes=100)
+    check(plan.num_ranks, Pipeline(from_text(plan_to_text(plan))), plan.num_micro_batches, 1, bounds=(0, *cuts, 8),
+          zero=zero)
 
 
 @pytest.mark.parametrize("frozen", [(0, 1, 3), (7,), (3, 5)])
-@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
 def test_frozen_stages(name: str, frozen: tuple[int, ...]) -> None:
     how = {"tied": False, "frozen": frozen}
     expected = truth(4, 2, **how)
@@ -94,20 +106,21 @@ def test_unused() -> None:
     pp.on_threads(2, run)
 
 
-def test_no_gradient_comes_back_to_where_nothing_is_trained() -> None:
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_no_gradient_comes_back_to_where_nothing_is_trained(name: str) -> None:
     def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("1f1b"), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
+        trainer = pp.pipelined(context, Pipeline(name), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
         trainer.step(pp.global_batch(4))
         for stage, receiver in trainer._run._receivers.items():  # stages begin with layers 0, 2, 4, 6; 5 is trained
             (leaf,) = receiver._history.form.leaves
-            assert leaf.gradient == (stage == 3)
+            assert leaf.gradient == (stage % 4 == 3)
             assert receiver._frame is None  # nothing is awaited that does not come
 
     pp.on_threads(4, run)
 
 
 @pytest.mark.parametrize("bounds", [(0, 0, 4, 8), (0, 4, 4, 8), (0, 3, 8, 8), (0, 0, 0, 8), (0, 8, 8, 8)])
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipe"])
 def test_empty_stages(name: str, bounds: tuple[int, ...]) -> None:
     check(3, Pipeline(name), 5, bounds=bounds)
 
@@ -119,15 +132,16 @@ def test_different_numbers_of_micro_batches_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_masters_of_another_type(zero: int) -> None:
+@pytest.mark.parametrize("name", ["zb-h2", "dualpipe"])
+def test_masters_of_another_type(name: str, zero: int) -> None:
     how = {"precision": hpctrain.Precision(compute="float32", master="float64", accumulate="float64"),
            "zero": hpctrain.Zero(zero, bucket_bytes=100)}
     batches = [pp.global_batch(4, u) for u in range(3)]
     expected = pp.alone(batches, pp.layers(), **how)
-    pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline("zb-h2", 3), batches, tolerance=1e-5, **how))
+    pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline(name, 3), batches, tolerance=1e-5, **how))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved", "dualpipe"])
 def test_sums_that_travel_in_another_type_do_not_hold_up_a_pipeline(name: str) -> None:
     """Many buckets, few windows, pipelines with different numbers of micro-batches."""
     how = {"precision": hpctrain.Precision(compute="float64", reduce="float32")}
@@ -191,28 +205,33 @@ class _Stash:
 @pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize(("num_ranks", "number"), [(1, 3), (2, 4), (3, 8), (4, 9)])
 def test_no_more_is_stashed_than_planned(name: str, num_ranks: int, number: int) -> None:
-    planned = stage_peaks(schedule(name, num_ranks, number))
-    made: dict[int, Counted] = {}
+    plan = schedule(name, num_ranks, number)
+    planned = stage_peaks(plan)
+    together = peaks(plan)  # of a rank that has a stage twice
 
     def run(context: Any) -> None:
         network = pp.layers()
-        cut = pp.uniform(8, len(planned))
+        made: dict[int, Counted] = {}
 
         def stage(s: int) -> Counted:
-            made[s] = Counted(n.stage(network, n.cross_entropy, cut, s))
+            assert s not in made
+            made[s] = Counted(n.stage(network, n.cross_entropy, pp.uniform(8, plan.depth), s))
             return made[s]
 
         trainer = PipelineTrainer(context, stage, Pipeline(name), **pp.options())
         trainer.step(pp.global_batch(number))
-        assert trainer.peaks == {s: planned[s] for s in trainer.peaks}
+        mine = plan.stages_of(context.rank)
+        assert trainer.peaks == {s: planned[s] for s in mine}
+        assert {s: model.most for s, model in made.items()} == {
+            s % plan.depth: planned[s].stash if len(made) == len(mine) else together[context.rank].stash for s in mine}
 
     pp.on_threads(num_ranks, run)
-    assert {s: model.most for s, model in made.items()} == {s: peak.stash for s, peak in enumerate(planned)}
 
 
-def test_the_trace_is_the_plan_that_ran() -> None:
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v", "dualpipe"])
+def test_the_trace_is_the_plan_that_ran(name: str) -> None:
     def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("zb-h1"), trace=True)
+        trainer = pp.pipelined(context, Pipeline(name), trace=True)
         trainer.step(pp.global_batch(4))
         plan, spans = trainer.plan(4), trainer.trace()
         kinds = Forward | Backward | BackwardInput | BackwardWeight
@@ -223,8 +242,8 @@ def test_the_trace_is_the_plan_that_ran() -> None:
         ends = {(span.action.stage, span.action.micro_batch): span.stop for span in spans
                 if isinstance(span.action, Forward)}
         for span in spans:  # one clock: what is needed was there
-            if isinstance(span.action, Forward) and span.action.stage:
-                assert ends[span.action.stage - 1, span.action.micro_batch] <= span.stop
+            if isinstance(span.action, Forward) and (before := plan.before(span.action.stage)) is not None:
+                assert ends[before, span.action.micro_batch] <= span.stop
 
     pp.on_threads(3, run)
 
@@ -268,13 +287,6 @@ def test_a_plan_that_breaks_later_is_refused_before_it_runs() -> None:
     pp.on_threads(2, run)
 
 
-def test_schedules_that_cannot_be_run_are_named_with_the_legal_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'dualpipe'.*legal are 'naive', .*'dualpipe-v', .* or 'pipedream-2bw'"):
-        Pipeline("dualpipe")
-    with pytest.raises(UnsupportedError, match="2 copies of the model"):
-        Pipeline(schedule("dualpipe", 2, 4)).first_plan(2)
-
-
 def test_a_plan_that_updates_several_times_only_later_is_refused() -> None:
     """Which trainer it takes is decided once."""
     def function(ranks: int, number: int) -> Any:
@@ -315,7 +327,8 @@ def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:
     pp.on_threads(2, run)
 
 
-@pytest.mark.parametrize(("name", "size"), [("1f1b", 2), ("interleaved", 2), ("zb-v", 6)])
+@pytest.mark.parametrize(("name", "size"), [("1f1b", 2), ("interleaved", 2), ("zb-v", 6), ("dualpipe", 2),
+                                            ("dualpipe", 6)])
 def test_copies_begin_with_the_values_of_the_first_stage(name: str, size: int) -> None:
     """Also where two stages of one rank have their own copies."""
     expected = truth(4)
@@ -329,7 +342,7 @@ def test_copies_begin_with_the_values_of_the_first_stage(name: str, size: int) -
             return n.stage(made, n.cross_entropy, cut, s)
 
         pipeline = Pipeline(name, 2)
-        cut = pp.uniform(8, len(pipeline.first_plan(2).places))
+        cut = pp.uniform(8, pipeline.first_plan(2).depth)
         trainer = PipelineTrainer(context, stage, pipeline, **pp.options())
         seen = pp.observe(trainer, pp.share(batches, trainer))
         pp.compare(seen, expected)
@@ -351,18 +364,19 @@ def test_a_shared_name_means_a_shared_parameter() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
-def test_what_is_not_finite_is_skipped_by_all_stages() -> None:
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_what_is_not_finite_is_skipped_by_all_stages(name: str) -> None:
     def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("1f1b"), max_skips=2)
-        before = {name: np.array(w) for name, w in trainer.parameters()}
+        trainer = pp.pipelined(context, Pipeline(name), max_skips=2)
+        before = {parameter: np.array(w) for parameter, w in trainer.parameters()}
         with trainer.gathered(modify=0) as model:
             if context.rank == 0:
                 model.parameter("1.bias")[0] = np.nan
         for _ in range(1):
             assert trainer.step(pp.global_batch(3)).skipped == "not finite"
-        for name, weight in trainer.parameters():
-            if name != "1.bias":
-                assert np.array_equal(weight, before[name])
+        for parameter, weight in trainer.parameters():
+            if parameter != "1.bias":
+                assert np.array_equal(weight, before[parameter])
         with pytest.raises(NonFiniteError, match="the gradient of"):
             trainer.step(pp.global_batch(3))
         assert trainer.step([]).skipped == "no data"
@@ -378,6 +392,10 @@ def test_what_is_not_finite_is_skipped_by_all_stages() -> None:
     ((4, Pipeline("1f1b", 2), 1), (3, Pipeline("interleaved", 3, chunks=2), 1)),
     ((2, Pipeline("zb-h1"), 0), (6, Pipeline("dualpipe-v", 2), 1)),
     ((6, Pipeline("gpipe", 3, chunks=2), 1), (1, Pipeline("naive"), 0)),
+    ((3, Pipeline("dualpipe"), 1), (4, Pipeline("1f1b", 2), 0)),
+    ((2, Pipeline("zb-v"), 0), (6, Pipeline("dualpipe", 3), 1)),
+    ((4, Pipeline("dualpipe", 2), 1), (4, Pipeline("dualpipe", 4), 1)),
+    ((1, Pipeline("dualpipe"), 0), (2, Pipeline("dualpipe"), 0)),
 ])
 def test_it_resumes_on_other_stages(tmp_path: Any, before: Any, after: Any) -> None:
     batches = [pp.global_batch(6, u) for u in range(4)]

@@ -58,7 +58,7 @@ def test_a_gpt_equals_one_process(name: str, truth: Callable[[int], pipeline_par
 
         def run(context: Any, pipeline: Pipeline = pipeline, number: int = number, expected: Any = expected) -> None:
             _, chain = network()
-            stages = len(pipeline.first_plan(pipeline.num_ranks(context.size)).places)
+            stages = pipeline.first_plan(pipeline.num_ranks(context.size)).depth
             trainer = PipelineTrainer(
                 context, lambda s: hpctrain.torch.stage(chain, stages, s, gpt.loss_of_logits, inputs=gpt.tokens_of),
                 pipeline, **pipeline_parity.options())

@@ -95,7 +95,7 @@ def alone(**how: Any) -> Any:
 
 
 def pipelined(context: Any, pipeline: Pipeline, **how: Any) -> PipelineTrainer:
-    cut = uniform(6, len(pipeline.first_plan(pipeline.num_ranks(context.size)).places))
+    cut = uniform(6, pipeline.first_plan(pipeline.num_ranks(context.size)).depth)
     chain = hpctrain.torch.layers(network(**how))
     return PipelineTrainer(context, lambda s: hpctrain.torch.stage(chain, cut, s, loss), pipeline, **OPTIONS)
 
@@ -142,3 +142,44 @@ def test_one_process_goes_on_from_a_pipelines_checkpoint(tmp_path: Any) -> None:
     trainer = Trainer(parity.context_of(single()), model, **OPTIONS)
     trainer.resume(tmp_path, policy="require")
     assert trainer.step(DATA[2]).loss == pytest.approx(alone()[0][2], rel=1e-10)
+
+
+def test_two_copies_save_running_statistics_and_random_state_by_stage_of_the_model(tmp_path: Any) -> None:
+    """The rank in the middle has its stage in both copies, with one set of buffers."""
+    def make() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+    def squares(outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, float]:
+        return (outputs - batch[1]).square().sum(), len(batch[1])
+
+    generator = torch.Generator().manual_seed(3)
+    data = [(torch.randn(5, 3, generator=generator).double(), torch.randn(5, 2, generator=generator).double())
+            for _ in range(6)]
+
+    def trainer_of(transport: Any) -> PipelineTrainer:
+        chain = hpctrain.torch.layers(make())
+        return PipelineTrainer(parity.context_of(transport), lambda s: hpctrain.torch.stage(chain, 3, s, squares),
+                               Pipeline("dualpipe"), **OPTIONS)
+
+    def first(transport: Any) -> tuple[int, float]:
+        trainer = trainer_of(transport)
+        trainer.step(data)
+        names = [{"0.torch_rng", "2.torch_rng"}, {"1.torch_rng"}, {"0.torch_rng", "2.torch_rng"}]
+        assert trainer.model.rank_state().keys() == names[transport.rank]
+        trainer.save(tmp_path)
+        return int(trainer.model.buffers().get("1.num_batches_tracked", -1)), trainer.evaluate(data).loss
+
+    def again(transport: Any) -> tuple[int, float]:
+        trainer = trainer_of(transport)
+        trainer.resume(tmp_path, policy="require")
+        return int(trainer.model.buffers().get("1.num_batches_tracked", -1)), trainer.evaluate(data).loss
+
+    saved = run_threads(3, first)
+    assert [batches for batches, _ in saved] == [-1, 6, -1]  # of both copies
+    for (batches, loss), (_, truth) in zip(run_threads(3, again), saved, strict=True):
+        assert loss == pytest.approx(truth, rel=1e-12)
+        assert batches in (6, -1)
+    model = hpctrain.torch.adapt(make(), lambda module, batch: squares(module(batch[0]), batch))
+    alone = Trainer(parity.context_of(single()), model, **OPTIONS)
+    alone.resume(tmp_path, policy="require")
+    assert alone.evaluate(data).loss == pytest.approx(saved[0][1], rel=1e-12)

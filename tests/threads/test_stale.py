@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,12 +115,13 @@ def test_any_plan_with_several_updates(found: Any, data: Any) -> None:
     zero = hpctrain.Zero(data.draw(st.integers(0, 1)), bucket_bytes=100)
     bounds = (0, *sorted(data.draw(st.lists(st.integers(0, 8), min_size=stages - 1, max_size=stages - 1))), 8)
     batches = sc.data(0, pipelines, plan.num_micro_batches)
+    kind = data.draw(st.sampled_from(("numpy", "torch")))
     truth = sc.simulate(sc.twin(), sc.stage_of(bounds), lambda t, i, s: used[s][groups[t][i // pipelines]],
                         [[[mine[i] for i in group for mine in batches] for group in groups]] * 2, sc.RULES["sgd"][1])
 
     def run(context: Any) -> None:
-        made = sc.trainer(context, Pipeline(plan), bounds=bounds, optimizer=sc.RULES["sgd"][0], zero=zero)
-        sc.compare(sc.observe(made, "numpy", [batches] * 2), truth)
+        made = sc.trainer(context, Pipeline(plan), kind, bounds, optimizer=sc.RULES["sgd"][0], zero=zero)
+        sc.compare(sc.observe(made, kind, [batches] * 2), truth)
         assert made.num_updates == 2 * len(groups)
 
     pp.on_threads(plan.num_ranks * pipelines, run)
@@ -329,6 +331,9 @@ def test_what_would_need_a_flush_is_refused_on_all_ranks() -> None:
             made.step(pp.global_batch(2 + context.rank % 2))
         assert made.evaluate(pp.global_batch(2 + made.rank)).weight > 0
         assert made.step(pp.global_batch(3)).update == 3
+        two = replace(schedule("dualpipe", 4, 4), weights="stash")
+        with pytest.raises(UnsupportedError, match="'dualpipe' has 2 copies of the model, .* legal is one copy"):
+            StaleTrainer(context, lambda s: None, Pipeline(two), optimizer=hpctrain.SGD())
         with pytest.raises(UnsupportedError, match="weights other than 'one'"):
             PipelineTrainer(context, [], Pipeline("pipedream"), optimizer=hpctrain.SGD())
 
