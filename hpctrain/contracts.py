@@ -290,6 +290,12 @@ class Model(Protocol):
         From then on the model computes with that dtype. Frozen parameters are bound like the others.
         """
 
+    def move(self, name: str, parameter: Array) -> None:
+        """From now on the parameter is this flat array, with the values that are there; its type is the bound one's.
+
+        What it was before stays as it is: a backward may come that needs it, and moves the parameter back first.
+        """
+
     def check(self) -> None:
         """Raises ConfigError where the parameters are no longer those that were bound (moved, thawed). Every step."""
 

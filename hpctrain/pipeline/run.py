@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import NUM_CHANNELS
-from hpctrain.contracts import Array, Arrays, ArraysOf, Model
+from hpctrain.contracts import Array, Arrays, ArraysOf
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import UnsupportedError
 from hpctrain.pipeline.buffers import Buffers
@@ -29,6 +29,7 @@ from hpctrain.pipeline.executor import execute
 from hpctrain.pipeline.messages import GradientReceiver, GradientSender, Link, Receiver, Sender
 from hpctrain.pipeline.nest import Form
 from hpctrain.pipeline.pieces import Replicas
+from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.pipeline.messages import Channel
 from hpctrain.plan.pipeline.stash import Peak
 from hpctrain.plan.pipeline.trace import Span
@@ -87,7 +88,7 @@ class PipelineRun:
         aligned: whether all ranks wait for each other at the beginning, so that their times can be compared.
     """
 
-    def __init__(self, places: Sequence[int], models: Mapping[int, Model], group: Group, arrays: Arrays,
+    def __init__(self, places: Sequence[int], models: Mapping[int, Stage], group: Group, arrays: Arrays,
                  arrays_of: ArraysOf, trained: Sequence[bool], replicas: Replicas | None = None) -> None:
         self._places, self._models, self._group, self._rank = tuple(places), dict(models), group, group.rank
         self._depth = len(trained)
@@ -151,10 +152,11 @@ class PipelineRun:
     # Passes -----------------------------------------------------------------------------------------------------------
 
     def train(self, order: Sequence[Action], batches: Sequence[Any], gradients: Collector, scale: float,
-              reduce: Callable[[], None]) -> tuple[float, float]:
+              reduce: Callable[[], None], update: Callable[[], None] | None = None) -> tuple[float, float]:
         """Does all actions of `order` (with messages); gives (loss_sum, weight) of what this rank saw of them.
 
-        `scale` multiplies the loss, `reduce` is the reduction of all gradients; the update is left to the caller.
+        `scale` multiplies the loss, `reduce` is the reduction of all gradients, `update` an update; None: it is left to
+        the caller.
         """
         self._start(order)
         self._batches, self._gradients, self._scale, self._training = batches, gradients, scale, True
@@ -165,7 +167,7 @@ class PipelineRun:
             BackwardWeight: self._backward_weight}
         timed = {kind: partial(self._timed, method) for kind, method in methods.items()}
         execute(order, {**timed, **self._message_methods(), ReduceGrads: lambda action: reduce(),
-                        OptimizerStep: lambda action: None})
+                        OptimizerStep: lambda action: update() if update else None})
         return self._finish()
 
     def evaluate(self, order: Sequence[Action], batches: Sequence[Any]) -> tuple[float, float]:

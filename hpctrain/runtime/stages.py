@@ -46,6 +46,11 @@ class Stages:
         for model in reversed(self._users[name]):
             model.bind(name, parameter)
 
+    def move(self, name: str, parameter: Array) -> None:
+        """For all stages."""
+        for model in self._users[name]:
+            model.move(name, parameter)
+
     def check(self) -> None:
         """Of all stages."""
         for model in self.models.values():

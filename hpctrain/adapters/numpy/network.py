@@ -78,6 +78,11 @@ class Network:
         view[...] = held.value
         held.value = view
 
+    def move(self, name: str, parameter: Floats) -> None:
+        """The parameter is the flat view."""
+        held = self._parameters[name]
+        held.value = parameter.reshape(held.shape)
+
     def check(self) -> None:
         """Nothing moves these parameters but the engine."""
 

@@ -75,6 +75,10 @@ class TorchModel:
         """Moves the parameter into the flat view and, unless frozen, hooks its gradient."""
         self._homes.bind(name, parameter, partial(self._accumulated, name))
 
+    def move(self, name: str, parameter: torch.Tensor) -> None:
+        """The parameter is the flat view."""
+        self._homes.move(name, parameter)
+
     def check(self) -> None:
         """Refuses parameters that were moved, replaced, frozen or thawed since this was made."""
         self._homes.check()

@@ -13,7 +13,7 @@ from hpctrain.errors import ConfigError, choices, nearest
 from hpctrain.plan.pipeline import automatic, classic, dual, stale, zero_bubble
 from hpctrain.plan.pipeline.plan import PipelinePlan
 
-__all__ = ["RUNNABLE", "SCHEDULES", "schedule"]
+__all__ = ["RUNNABLE", "SCHEDULES", "STALE", "schedule"]
 
 #: Name -> (function of ranks and micro-batches, options that it also takes).
 SCHEDULES: dict[str, tuple[Callable[..., PipelinePlan], tuple[str, ...]]] = {
@@ -32,8 +32,11 @@ SCHEDULES: dict[str, tuple[Callable[..., PipelinePlan], tuple[str, ...]]] = {
     "dualpipe-v": (dual.dualpipe_v, ()),
 }
 
+#: Those that update while micro-batches are under way, with several versions of the weights.
+STALE = tuple(name for name in SCHEDULES if name.startswith("pipedream"))
+
 #: Those that update all ranks together, from one version of the weights: they give the step of one process.
-RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream"))
+RUNNABLE = tuple(name for name in SCHEDULES if name not in STALE)
 
 
 def schedule(name: str, num_ranks: int, num_micro_batches: int, **options: Any) -> PipelinePlan:
