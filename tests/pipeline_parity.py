@@ -21,6 +21,7 @@ from hpctrain.transport.threads import run_threads, single
 
 VOCAB, WIDTH, LENGTH = 7, 4, 3
 TOLERANCE = 1e-10
+_TRUTHS: dict[Any, Seen] = {}
 
 
 def layers(tied: bool = True, frozen: Sequence[int] = (), dtype: str = "float64") -> list[Any]:
@@ -112,6 +113,21 @@ def case(context: Any, truth: Seen, pipeline: Pipeline, batches: Sequence[Sequen
     held = {name for names in context.world.exchange(sorted(seen.weights)) for name in names}
     assert held == set(truth.weights)
     return seen
+
+
+def truth(number: int, updates: int = 2, **how: Any) -> Seen:
+    """One process on so many micro-batches an update; `how` is of the layers. Computed once."""
+    key = number, updates, tuple(sorted(how.items()))
+    if key not in _TRUTHS:
+        _TRUTHS[key] = alone([global_batch(number, u) for u in range(updates)], layers(**how))
+    return _TRUTHS[key]
+
+
+def check(num_ranks: int, pipeline: Pipeline, number: int, updates: int = 2, **how: Any) -> list[Seen]:
+    """So many ranks on threads are equal to the truth; `how` is of the trainer."""
+    expected = truth(number, updates)
+    batches = [global_batch(number, u) for u in range(updates)]
+    return on_threads(num_ranks, lambda context: case(context, expected, pipeline, batches, **how))
 
 
 def on_threads(num_ranks: int, function: Any) -> list[Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,34 +10,15 @@ import pipeline_parity as pp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipeline_parity import check, truth
 
 import hpctrain
-import hpctrain.numpy as n
-from hpctrain.errors import ConfigError, NonFiniteError, PlanError, UnsupportedError
-from hpctrain.plan.pipeline.catalogue import schedule
-from hpctrain.plan.pipeline.messages import with_messages
 from hpctrain.plan.pipeline.plan import make_plan
-from hpctrain.plan.pipeline.stash import stage_peaks
-from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
+from hpctrain.plan.schedule import Backward, Forward
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
-from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 
 SMALL = [(1, 1), (1, 3), (2, 1), (2, 4), (3, 2), (3, 7), (4, 3), (4, 10)]
 CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3)]
-TRUTH: dict[Any, pp.Seen] = {}
-
-
-def truth(number: int, updates: int = 2, **how: Any) -> pp.Seen:
-    key = number, updates, tuple(sorted(how.items()))
-    if key not in TRUTH:
-        TRUTH[key] = pp.alone([pp.global_batch(number, u) for u in range(updates)], pp.layers(**how))
-    return TRUTH[key]
-
-
-def check(num_ranks: int, pipeline: Pipeline, number: int, updates: int = 2, **how: Any) -> list[pp.Seen]:
-    expected = truth(number, updates)
-    batches = [pp.global_batch(number, u) for u in range(updates)]
-    return pp.on_threads(num_ranks, lambda context: pp.case(context, expected, pipeline, batches, **how))
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -82,16 +60,6 @@ def test_frozen_stages(name: str, frozen: tuple[int, ...]) -> None:
     expected = truth(4, 2, **how)
     batches = [pp.global_batch(4, u) for u in range(2)]
     pp.on_threads(3, lambda context: pp.case(context, expected, Pipeline(name), batches, make=lambda: pp.layers(**how)))
-
-
-def test_unused() -> None:
-    """A tied parameter that a backward reached is none of the unused ones."""
-    def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("zb-v"))
-        trainer.step(pp.global_batch(2))
-        assert trainer.unused == frozenset()
-
-    pp.on_threads(2, run)
 
 
 def test_no_gradient_comes_back_to_where_nothing_is_trained() -> None:
@@ -155,262 +123,3 @@ def test_a_loss_scale_is_that_of_one_process() -> None:
     batches = [pp.global_batch(4, u) for u in range(2)]
     expected = pp.alone(batches, pp.layers(), **how)
     pp.on_threads(2, lambda context: pp.case(context, expected, Pipeline("zb-v"), batches, **how))
-
-
-# What is held --------------------------------------------------------------------------------------------------------
-
-
-class Counted:
-    """A stage that counts the stashes that are alive, whoever holds them."""
-
-    def __init__(self, model: Any) -> None:
-        self._model, self._alive, self.most = model, weakref.WeakSet(), 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        outputs, kept = self._model.forward(*args, **kwargs)
-        stash = _Stash(kept)
-        self._alive.add(stash)
-        self.most = max(self.most, len(self._alive))
-        return outputs, stash
-
-    def backward(self, stash: Any, *args: Any) -> Any:
-        return self._model.backward(stash.kept, *args)
-
-    def backward_input(self, stash: Any, *args: Any) -> Any:
-        return self._model.backward_input(stash.kept, *args)
-
-
-class _Stash:
-    def __init__(self, kept: Any) -> None:
-        self.kept = kept
-
-
-@pytest.mark.parametrize("name", RUNNABLE)
-@pytest.mark.parametrize(("num_ranks", "number"), [(1, 3), (2, 4), (3, 8), (4, 9)])
-def test_no_more_is_stashed_than_planned(name: str, num_ranks: int, number: int) -> None:
-    planned = stage_peaks(schedule(name, num_ranks, number))
-    made: dict[int, Counted] = {}
-
-    def run(context: Any) -> None:
-        network = pp.layers()
-        cut = pp.uniform(8, len(planned))
-
-        def stage(s: int) -> Counted:
-            made[s] = Counted(n.stage(network, n.cross_entropy, cut, s))
-            return made[s]
-
-        trainer = PipelineTrainer(context, stage, Pipeline(name), **pp.options())
-        trainer.step(pp.global_batch(number))
-        assert trainer.peaks == {s: planned[s] for s in trainer.peaks}
-
-    pp.on_threads(num_ranks, run)
-    assert {s: model.most for s, model in made.items()} == {s: peak.stash for s, peak in enumerate(planned)}
-
-
-def test_the_trace_is_the_plan_that_ran() -> None:
-    def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("zb-h1"), trace=True)
-        trainer.step(pp.global_batch(4))
-        plan, spans = trainer.plan(4), trainer.trace()
-        kinds = Forward | Backward | BackwardInput | BackwardWeight
-        for rank, order in enumerate(plan.orders):
-            mine = [span for span in spans if span.rank == rank]
-            assert [span.action for span in mine] == [action for action in order if isinstance(action, kinds)]
-            assert all(0 <= a.start <= a.stop <= b.start for a, b in pairwise(mine))
-        ends = {(span.action.stage, span.action.micro_batch): span.stop for span in spans
-                if isinstance(span.action, Forward)}
-        for span in spans:  # one clock: what is needed was there
-            if isinstance(span.action, Forward) and span.action.stage:
-                assert ends[span.action.stage - 1, span.action.micro_batch] <= span.stop
-
-    pp.on_threads(3, run)
-
-
-# What is refused -----------------------------------------------------------------------------------------------------
-
-
-def broken(how: str) -> Any:
-    plan = schedule("1f1b", 2, 2)
-    first, second = plan.orders
-    f0, b0, f1, *rest = second  # rank 0 has F0 F1 B0 B1
-    orders = {"missing": (first[1:], second), "twice": ((first[0], *first), second),
-              "cycle": ((first[0], first[2], first[1], *first[3:]), (f1, f0, b0, *rest))}[how]
-    return replace(plan, orders=orders)
-
-
-@pytest.mark.parametrize("how", ["missing", "cycle", "twice"])
-def test_a_broken_plan_is_refused_before_anything_runs(how: str) -> None:
-    made = []
-
-    def run(context: Any) -> None:
-        with pytest.raises(PlanError):
-            PipelineTrainer(context, made.append, Pipeline(broken(how)),
-                                                              **pp.options())
-
-    pp.on_threads(2, run)
-    assert not made
-
-
-def test_a_plan_that_breaks_later_is_refused_before_it_runs() -> None:
-    def function(ranks: int, number: int) -> Any:
-        return schedule("1f1b", ranks, number) if number < 2 else broken("cycle")
-
-    def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline(function))
-        assert trainer.step(pp.global_batch(1)).skipped == ""
-        with pytest.raises(PlanError):
-            trainer.step(pp.global_batch(2))
-        assert trainer.step(pp.global_batch(1)).update == 2
-
-    pp.on_threads(2, run)
-
-
-@pytest.mark.parametrize("name", ["pipedream", "pipedream-vertical", "pipedream-2bw", "dualpipe"])
-def test_schedules_that_cannot_be_run_are_named_with_the_legal_ones(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"'{name}'.*legal are 'naive', .* or 'dualpipe-v'"):
-        Pipeline(name)
-    with pytest.raises(UnsupportedError, match="copies of the model"):
-        Pipeline(schedule(name, 2, 4)).first_plan(2)
-
-
-def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:
-    def run(context: Any) -> None:
-        for how, text in (({"zero": hpctrain.Zero(2)}, "zero.stage = 2"), ({"zero": hpctrain.Zero(3)}, "stage = 3"),
-                          ({"zero": hpctrain.Zero(1, offload=hpctrain.Offload(delay=True))}, "zero.offload")):
-            with pytest.raises(UnsupportedError, match=text):
-                pp.pipelined(context, Pipeline("1f1b"), **how)
-        with pytest.raises(ConfigError, match="does not divide"):
-            Pipeline("1f1b", ranks=3).num_ranks(4)
-        with pytest.raises(ConfigError, match="takes no chunks"):
-            pp.pipelined(context, Pipeline("1f1b", chunks=2))
-        with pytest.raises(ConfigError, match="is unknown"):
-            pp.pipelined(context, Pipeline("1f2b"))
-        with pytest.raises(ConfigError, match="has 1 models"):
-            PipelineTrainer(context, [None], Pipeline("1f1b"), **pp.options())
-        trainer = pp.pipelined(context, Pipeline(schedule("1f1b", 2, 4)))
-        with pytest.raises(ConfigError, match="4 micro-batches, not for 2 and 3"):
-            trainer.step(pp.global_batch(3))
-        with pytest.raises(ConfigError, match="1 micro-batches on rank 0 of the pipeline, 2 on rank 1"):
-            trainer.step(pp.global_batch(context.rank + 1))
-        with pytest.raises(UnsupportedError, match="only some stages"):
-            trainer.model.forward(None)
-
-    pp.on_threads(2, run)
-
-
-@pytest.mark.parametrize(("name", "size"), [("1f1b", 2), ("interleaved", 2), ("zb-v", 6)])
-def test_copies_begin_with_the_values_of_the_first_stage(name: str, size: int) -> None:
-    """Also where two stages of one rank have their own copies."""
-    expected = truth(4)
-    batches = [pp.global_batch(4, u) for u in range(2)]
-
-    def run(context: Any) -> pp.Seen:
-        def stage(s: int) -> Any:
-            made = pp.layers()
-            if s:
-                made[-1].weight.value[...] = context.rank
-            return n.stage(made, n.cross_entropy, cut, s)
-
-        pipeline = Pipeline(name, 2)
-        cut = pp.uniform(8, len(pipeline.first_plan(2).places))
-        trainer = PipelineTrainer(context, stage, pipeline, **pp.options())
-        seen = pp.observe(trainer, pp.share(batches, trainer))
-        pp.compare(seen, expected)
-        return seen
-
-    copies = [s.weights["0.weight"] for s in pp.on_threads(size, run) if "0.weight" in s.weights]
-    assert all(np.array_equal(copies[0], copy) for copy in copies)
-
-
-def test_a_shared_name_means_a_shared_parameter() -> None:
-    def run(context: Any) -> None:
-        def stage(s: int) -> Any:
-            return n.stage([n.Linear(n.Parameter(np.ones((2, 2 + s))))], n.cross_entropy, (0, 1), 0)
-
-        with pytest.raises(ConfigError, match="parameter '0.weight' is .* in stage 1"):
-            PipelineTrainer(context, stage, Pipeline("1f1b"), **pp.options())
-
-    pp.on_threads(2, run)
-
-
-@pytest.mark.filterwarnings("ignore:.*not finite")
-def test_what_is_not_finite_is_skipped_by_all_stages() -> None:
-    def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("1f1b"), max_skips=2)
-        before = {name: np.array(w) for name, w in trainer.parameters()}
-        with trainer.gathered(modify=0) as model:
-            if context.rank == 0:
-                model.parameter("1.bias")[0] = np.nan
-        for _ in range(1):
-            assert trainer.step(pp.global_batch(3)).skipped == "not finite"
-        for name, weight in trainer.parameters():
-            if name != "1.bias":
-                assert np.array_equal(weight, before[name])
-        with pytest.raises(NonFiniteError, match="the gradient of"):
-            trainer.step(pp.global_batch(3))
-        assert trainer.step([]).skipped == "no data"
-
-    pp.on_threads(2, run)
-
-
-# Checkpoints ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("before", "after"), [
-    ((4, Pipeline("1f1b", 4), 0), (2, Pipeline("zb-v", 2), 0)),
-    ((4, Pipeline("1f1b", 2), 1), (3, Pipeline("interleaved", 3, chunks=2), 1)),
-    ((2, Pipeline("zb-h1"), 0), (6, Pipeline("dualpipe-v", 2), 1)),
-    ((6, Pipeline("gpipe", 3, chunks=2), 1), (1, Pipeline("naive"), 0)),
-])
-def test_it_resumes_on_other_stages(tmp_path: Any, before: Any, after: Any) -> None:
-    batches = [pp.global_batch(6, u) for u in range(4)]
-    expected = pp.alone(batches, pp.layers())
-
-    def first(context: Any) -> None:
-        trainer = pp.pipelined(context, before[1], zero=hpctrain.Zero(before[2], bucket_bytes=100))
-        for batch in pp.share(batches[:2], trainer):
-            trainer.step(batch)
-        trainer.save(tmp_path, data={"at": 2})
-
-    def second(context: Any) -> None:
-        trainer = pp.pipelined(context, after[1], zero=hpctrain.Zero(after[2], bucket_bytes=100))
-        assert trainer.resume(tmp_path) == {"at": 2}
-        losses = [trainer.step(batch).loss for batch in pp.share(batches[2:], trainer)]
-        np.testing.assert_allclose(losses, expected.losses[2:], rtol=pp.TOLERANCE)
-        for name, weight in trainer.parameters():
-            np.testing.assert_allclose(weight, expected.weights[name], rtol=pp.TOLERANCE, err_msg=name)
-
-    pp.on_threads(before[0], first)
-    pp.on_threads(after[0], second)
-
-
-def test_a_pipelines_checkpoint_is_that_of_one_process(tmp_path: Any) -> None:
-    batches = [pp.global_batch(4, u) for u in range(2)]
-
-    def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("1f1b"))
-        trainer.step(batches[0])
-        trainer.save(tmp_path)
-
-    pp.on_threads(3, run)
-    context = pp.parity.context_of(pp.single())
-    trainer = hpctrain.runtime.step.Trainer(context, n.network(pp.layers(), n.cross_entropy), **pp.options())
-    trainer.resume(tmp_path, policy="require")
-    expected = pp.alone(batches, pp.layers())
-    assert trainer.step(batches[1]).loss == pytest.approx(expected.losses[1], rel=pp.TOLERANCE)
-
-
-def test_all_messages_of_a_step_are_derived() -> None:
-    """Evaluation sends activations alone."""
-    from hpctrain.plan.pipeline.forwards import forwards
-
-    for ranks, chunks, number in ((1, 1, 3), (2, 2, 5), (3, 1, 2), (3, 2, 7)):
-        places = tuple(range(ranks)) * chunks
-        orders = forwards(places, ranks, number)
-        done = {(a.stage, a.micro_batch) for order in orders for a in order if isinstance(a, Forward)}
-        assert done == {(s, i) for s in range(len(places)) for i in range(number)}
-        assert with_messages(replace(schedule("gpipe", ranks, number, chunks=chunks), orders=tuple(
-            tuple(a for a in order if isinstance(a, Forward)) for order in orders))) == orders

@@ -1,0 +1,116 @@
+"""What a pipeline refuses, on all ranks alike and before anything runs; and steps that are skipped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pipeline_parity as pp
+import pytest
+
+import hpctrain
+import hpctrain.numpy as n
+from hpctrain.errors import ConfigError, NonFiniteError, PlanError, UnsupportedError
+from hpctrain.plan.pipeline.catalogue import schedule
+from hpctrain.runtime.pipeline_options import Pipeline
+from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+
+
+def broken(how: str) -> Any:
+    plan = schedule("1f1b", 2, 2)
+    first, second = plan.orders
+    f0, b0, f1, *rest = second  # rank 0 has F0 F1 B0 B1
+    orders = {"missing": (first[1:], second), "twice": ((first[0], *first), second),
+              "cycle": ((first[0], first[2], first[1], *first[3:]), (f1, f0, b0, *rest))}[how]
+    return replace(plan, orders=orders)
+
+
+@pytest.mark.parametrize("how", ["missing", "cycle", "twice"])
+def test_a_broken_plan_is_refused_before_anything_runs(how: str) -> None:
+    made = []
+
+    def run(context: Any) -> None:
+        with pytest.raises(PlanError):
+            PipelineTrainer(context, made.append, Pipeline(broken(how)), **pp.options())
+
+    pp.on_threads(2, run)
+    assert not made
+
+
+def test_a_plan_that_breaks_later_is_refused_before_it_runs() -> None:
+    def function(ranks: int, number: int) -> Any:
+        return schedule("1f1b", ranks, number) if number < 2 else broken("cycle")
+
+    def run(context: Any) -> None:
+        trainer = pp.pipelined(context, Pipeline(function))
+        assert trainer.step(pp.global_batch(1)).skipped == ""
+        with pytest.raises(PlanError):
+            trainer.step(pp.global_batch(2))
+        assert trainer.step(pp.global_batch(1)).update == 2
+
+    pp.on_threads(2, run)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-vertical", "pipedream-2bw", "dualpipe"])
+def test_schedules_that_cannot_be_run_are_named_with_the_legal_ones(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"'{name}'.*legal are 'naive', .* or 'dualpipe-v'"):
+        Pipeline(name)
+    with pytest.raises(UnsupportedError, match="copies of the model"):
+        Pipeline(schedule(name, 2, 4)).first_plan(2)
+
+
+def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:
+    def run(context: Any) -> None:
+        for how, text in (({"zero": hpctrain.Zero(2)}, "zero.stage = 2"), ({"zero": hpctrain.Zero(3)}, "stage = 3"),
+                          ({"zero": hpctrain.Zero(1, offload=hpctrain.Offload(delay=True))}, "zero.offload")):
+            with pytest.raises(UnsupportedError, match=text):
+                pp.pipelined(context, Pipeline("1f1b"), **how)
+        with pytest.raises(ConfigError, match="does not divide"):
+            Pipeline("1f1b", ranks=3).num_ranks(4)
+        with pytest.raises(ConfigError, match="takes no chunks"):
+            pp.pipelined(context, Pipeline("1f1b", chunks=2))
+        with pytest.raises(ConfigError, match="is unknown"):
+            pp.pipelined(context, Pipeline("1f2b"))
+        with pytest.raises(ConfigError, match="has 1 models"):
+            PipelineTrainer(context, [None], Pipeline("1f1b"), **pp.options())
+        trainer = pp.pipelined(context, Pipeline(schedule("1f1b", 2, 4)))
+        with pytest.raises(ConfigError, match="4 micro-batches, not for 2 and 3"):
+            trainer.step(pp.global_batch(3))
+        with pytest.raises(ConfigError, match="1 micro-batches on rank 0 of the pipeline, 2 on rank 1"):
+            trainer.step(pp.global_batch(context.rank + 1))
+        with pytest.raises(UnsupportedError, match="only some stages"):
+            trainer.model.forward(None)
+
+    pp.on_threads(2, run)
+
+
+def test_a_shared_name_means_a_shared_parameter() -> None:
+    def run(context: Any) -> None:
+        def stage(s: int) -> Any:
+            return n.stage([n.Linear(n.Parameter(np.ones((2, 2 + s))))], n.cross_entropy, (0, 1), 0)
+
+        with pytest.raises(ConfigError, match="parameter '0.weight' is .* in stage 1"):
+            PipelineTrainer(context, stage, Pipeline("1f1b"), **pp.options())
+
+    pp.on_threads(2, run)
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_what_is_not_finite_is_skipped_by_all_stages() -> None:
+    def run(context: Any) -> None:
+        trainer = pp.pipelined(context, Pipeline("1f1b"), max_skips=2)
+        before = {name: np.array(w) for name, w in trainer.parameters()}
+        with trainer.gathered(modify=0) as model:
+            if context.rank == 0:
+                model.parameter("1.bias")[0] = np.nan
+        for _ in range(1):
+            assert trainer.step(pp.global_batch(3)).skipped == "not finite"
+        for name, weight in trainer.parameters():
+            if name != "1.bias":
+                assert np.array_equal(weight, before[name])
+        with pytest.raises(NonFiniteError, match="the gradient of"):
+            trainer.step(pp.global_batch(3))
+        assert trainer.step([]).skipped == "no data"
+
+    pp.on_threads(2, run)
