@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,22 +17,20 @@ from pipeline_parity import check, truth
 import hpctrain
 from hpctrain.plan.pipeline.plan import make_plan
 from hpctrain.plan.schedule import Backward, Forward
-from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
-
-SMALL = [(1, 1), (1, 3), (2, 1), (2, 4), (3, 2), (3, 7), (4, 3), (4, 10)]
-CHUNKED = [(1, 3, 2), (2, 4, 2), (2, 5, 3), (3, 1, 3), (3, 6, 2), (4, 8, 2), (4, 6, 3)]
+from hpctrain.runtime.pipeline_options import Pipeline
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
-@pytest.mark.parametrize(("num_ranks", "number"), SMALL)
-def test_every_schedule_equals_one_process(name: str, num_ranks: int, number: int) -> None:
-    check(num_ranks, Pipeline(name), number)
+@cache
+def all_numbers() -> tuple[list[Any], pp.Seen]:
+    batches = [pp.global_batch(number, update, rows=2) for update, number in enumerate(pipeline_cases.NUMBERS)]
+    return batches, pp.alone(batches, pp.layers())
 
 
-@pytest.mark.parametrize("name", ["gpipe", "interleaved"])
-@pytest.mark.parametrize(("num_ranks", "number", "chunks"), CHUNKED)
-def test_chunks_equal_one_process(name: str, num_ranks: int, number: int, chunks: int) -> None:
-    check(num_ranks, Pipeline(name, chunks=chunks), number)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("name", "chunks"), pipeline_cases.CHUNKS)
+def test_every_schedule_equals_one_process(name: str, chunks: int | None, num_ranks: int) -> None:
+    batches, expected = all_numbers()
+    pp.on_threads(num_ranks, lambda context: pp.case(context, expected, Pipeline(name, chunks=chunks), batches))
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -44,6 +44,20 @@ def test_a_data_axis_beside_it(name: str, ranks: int, size: int, number: int, st
     copies = [s.weights["0.weight"] for s in seen if "0.weight" in s.weights]
     assert len(copies) >= 2 or ranks == 1
     assert all(np.array_equal(copies[0], copy) for copy in copies)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(pipeline_cases.CHUNKS), st.integers(1, 3), st.integers(1, 2),
+       st.lists(st.integers(1, 7), min_size=1, max_size=3), st.integers(0, 1), st.booleans())
+def test_any_schedule_of_any_size(which: Any, ranks: int, pipelines: int, numbers: Sequence[int], zero: int,
+                                  wrap: bool) -> None:
+    """Between stages go arrays, or nests that change from one micro-batch to the next."""
+    name, chunks = which
+    batches = [pp.numbered(number, update) for update, number in enumerate(numbers)]
+    expected = pp.alone(batches, pp.layers())
+    pp.on_threads(ranks * pipelines, lambda context: pp.case(
+        context, expected, Pipeline(name, ranks, chunks), batches, wrap=wrap,
+        zero=hpctrain.Zero(zero, bucket_bytes=100)))
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -78,12 +92,6 @@ def test_no_gradient_comes_back_to_where_nothing_is_trained() -> None:
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_empty_stages(name: str, bounds: tuple[int, ...]) -> None:
     check(3, Pipeline(name), 5, bounds=bounds)
-
-
-def test_different_numbers_of_micro_batches_step_by_step() -> None:
-    batches = [pp.global_batch(number, number) for number in (3, 1, 6, 3)]
-    expected = pp.alone(batches, pp.layers())
-    pp.on_threads(2, lambda context: pp.case(context, expected, Pipeline("1f1b"), batches))
 
 
 @pytest.mark.parametrize("zero", [0, 1])
