@@ -104,12 +104,11 @@ def test_what_is_not_finite_is_skipped_by_all_stages() -> None:
         with trainer.gathered(modify=0) as model:
             if context.rank == 0:
                 model.parameter("1.bias")[0] = np.nan
-        for _ in range(1):
-            assert trainer.step(pp.global_batch(3)).skipped == "not finite"
+        assert trainer.step(pp.global_batch(3)).skipped == "not finite"
         for name, weight in trainer.parameters():
             if name != "1.bias":
                 assert np.array_equal(weight, before[name])
-        with pytest.raises(NonFiniteError, match="the gradient of"):
+        with pytest.raises(NonFiniteError, match="rank 1, micro-batch 0: the loss is nan"):
             trainer.step(pp.global_batch(3))
         assert trainer.step([]).skipped == "no data"
 
