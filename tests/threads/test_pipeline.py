@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pipeline_parity import check, truth
 
 import hpctrain
+import hpctrain.numpy as n
 from hpctrain.plan.pipeline.plan import make_plan
-from hpctrain.plan.schedule import Backward, Forward
+from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
 from hpctrain.runtime.pipeline_options import Pipeline
 
 
@@ -110,6 +111,38 @@ def test_sums_that_travel_in_another_type_do_not_hold_up_a_pipeline(name: str) -
     batches = [pp.global_batch(5, u) for u in range(2)]
     expected = pp.alone(batches, pp.layers(), **how)
     pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline(name, 2), batches, tolerance=1e-5, **how))
+
+
+def test_two_pipelines_that_wait_for_each_other_in_the_middle() -> None:
+    """Sums that pass through windows wait for the other pipeline, each in the place where the other needs it to go on.
+
+        with 1 micro-batch     rank 0  ... I4 W4* I2 I0 ...           rank 1  ... I5 I3 I1 W5* ...
+        with 2                 rank 0  ... I4 I2 I0 W4* ...           rank 1  ... I5 W5* I3 I1 ...
+
+    Were sums waited for at the stars: W4* of the first waits for that of the second, which comes after I3, which comes
+    after W5*, which waits for that of the first, which comes after I1, which needs I2, which comes after W4*.
+    """
+    rows = {1: ("F0 F2 F4 I4 W4 I2 I0 W2 W0", "F1 F3 F5 I5 I3 I1 W5 W3 W1"),
+            2: ("F0 F2 F4 I4 I2 I0 W4 W2 W0", "F1 F3 F5 I5 W5 I3 I1 W3 W1")}
+    kinds = {"F": Forward, "I": BackwardInput, "W": BackwardWeight}
+
+    def function(ranks: int, number: int) -> Any:
+        orders = [[kinds[kind](micro_batch=i, stage=int(stage)) for kind, stage in row.split() for i in range(number)]
+                  for row in rows[number]]
+        return make_plan("crossed", number, (0, 1) * 3, orders)
+
+    def make() -> list[Any]:
+        generator = np.random.default_rng(1)
+        return [n.Linear(n.Parameter(generator.normal(size=(3, 3)))) for _ in range(18)]  # each a bucket, 3 a stage
+
+    generator = np.random.default_rng(2)
+    batches = [[(generator.normal(size=(2, 3)), generator.integers(3, size=2)) for _ in range(3)] for _ in range(2)]
+    how = {"precision": hpctrain.Precision(compute="float64", reduce="float32"),
+           "zero": hpctrain.Zero(bucket_bytes=1)}
+    expected = pp.alone(batches, make(), **how)
+    pp.run_threads(4, lambda transport: pp.case(
+        pp.parity.context_of(transport), expected, Pipeline(function, 2), batches, make=make, tolerance=1e-5, **how),
+        timeout=15)
 
 
 def test_a_rank_without_a_stage() -> None:

@@ -34,7 +34,7 @@ INTERLEAVED = Pipeline("interleaved", chunks=2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_any_nest_arrives_as_it_was_and_its_gradient_comes_back(name: str, size: int) -> None:
-    """Masks and integers in their own types, parts that are added, left out or used by nobody, targets in the middle."""
+    """Masks and integers in their own types, parts added, left out or used by nobody, targets in the middle."""
     task = stage_cases.nests()
     batches = [stage_cases.numbered([3, 3, 2], update) for update in range(2)]
     task.check(size, Pipeline(name), batches, pp.observe(task.whole(), batches))
