@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -172,3 +173,29 @@ def test_as_many_bytes_as_planned(make: Any, name: str, ranks: int, number: int)
     assert min(activation) > 0 and (max(weight_part) > 0) == any(
         isinstance(action, BackwardInput) for order in plan.orders for action in order)
     assert tuple(most) == peak_bytes(plan, activation, weight_part)
+
+
+class Slow(Watched):
+    """Takes its time."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        time.sleep(0.002)
+        return super().forward(*args, **options)
+
+
+@pytest.mark.parametrize(("name", "slow"), [("1f1b", 2), ("1f1b", 1), ("interleaved", 5), ("zb-v", 3)])
+def test_a_fast_stage_does_not_pile_up_what_a_slow_one_has_not_taken(name: str, slow: int) -> None:
+    ranks, number = 3, 40
+    stages = len(Pipeline(name).plan(ranks, 1).places)
+
+    def run(context: Any) -> float:
+        passing = Alive()
+
+        def stage(s: int) -> Watched:
+            return (Slow if s == slow else Watched)(numpy_stage(stages, s), Alive(), passing)
+
+        trainer = PipelineTrainer(context, stage, Pipeline(name), **pp.options())
+        trainer.evaluate(data(numpy_stage, number))
+        return passing.most / np.empty((ROWS, WIDTH)).nbytes
+
+    assert max(pp.on_threads(ranks, run)) <= ranks * -(-stages // ranks) + 2
