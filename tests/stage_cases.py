@@ -151,6 +151,22 @@ def small_gpt() -> Task:
     return Task(lambda: gpt.GPT(shape, dtype=torch.float64), gpt.loss_of_logits, gpt.tokens_of, gpt.GPT.steps)
 
 
+def plain() -> Task:
+    """Five small layers with single tensors between them; the embedding's table is the last layer's weight, too."""
+
+    def make() -> nn.Module:
+        made = nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
+                             nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, VOCAB)).double()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in made.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / 2)
+        made[4].weight = made[0].weight
+        return made
+
+    return Task(make, lambda y, batch: (nn.functional.cross_entropy(y, batch[1], reduction="sum"), len(batch[1])))
+
+
 # Nests between layers ------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import hpctrain
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
 
-NESTS, GPT = stage_cases.nests(), stage_cases.small_gpt()
+PLAIN, NESTS, GPT = stage_cases.plain(), stage_cases.nests(), stage_cases.small_gpt()
 LENGTHS = [[1 + (i + u) % 3 for i in range(5)] for u in range(3)]
 BATCHES = [stage_cases.numbered(lengths, u) for u, lengths in enumerate(LENGTHS)]
 ZERO_1 = hpctrain.Zero(1, bucket_bytes=100)
@@ -31,17 +31,17 @@ def truth(frozen: tuple[int, ...] = (), tied: bool = True) -> pp.Seen:
 def all_numbers() -> tuple[list[Any], pp.Seen]:
     batches = [stage_cases.numbered([1 + (i + u) % 2 for i in range(number)], u)
                for u, number in enumerate(pipeline_cases.NUMBERS)]
-    return batches, pp.observe(NESTS.whole(), batches)
+    return batches, pp.observe(PLAIN.whole(), batches)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize(("name", "chunks"), pipeline_cases.CHUNKS)
 def test_every_schedule_equals_one_process(name: str, chunks: int | None, num_ranks: int) -> None:
-    NESTS.check(num_ranks, Pipeline(name, chunks=chunks), *all_numbers())
+    PLAIN.check(num_ranks, Pipeline(name, chunks=chunks), *all_numbers())
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_data_axis_beside_it(name: str) -> None:
+def test_nests_between_stages_and_a_data_axis_beside_them(name: str) -> None:
     NESTS.check(4, Pipeline(name, 2), BATCHES, truth(), zero=ZERO_1)
 
 
