@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pipeline_parity as pp
 import pytest
+import stage_cases
+import torch
+from torch import nn
 
 import hpctrain
 import hpctrain.numpy as n
@@ -113,3 +116,37 @@ def test_what_is_not_finite_is_skipped_by_all_stages() -> None:
         assert trainer.step([]).skipped == "no data"
 
     pp.on_threads(2, run)
+
+
+class Root(nn.Module):
+    """The square root, whose derivative at 0 is not finite; counts its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x.square().sqrt()
+
+
+@pytest.mark.parametrize(("name", "ranks", "rank"), [("1f1b", 4, 2), ("zb-v", 2, 1), ("gpipe", 1, 0)])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_what_is_not_finite_is_told_by_the_stage_that_came_upon_it_first(name: str, ranks: int, rank: int,
+                                                                         bad: int) -> None:
+    """The gradients of all stages below are not finite either."""
+    def make() -> nn.Module:
+        layers = [nn.Linear(2, 2, bias=False, dtype=torch.float64) for _ in range(3)]
+        return nn.Sequential(*layers, nn.Sequential(Root(), nn.Linear(2, 2, dtype=torch.float64)))
+
+    task = stage_cases.Task(make, lambda y, batch: (y.square().sum(), 1.0))
+    batch = [(torch.ones(1, 2, dtype=torch.float64) * (i != bad),) for i in range(3)]
+
+    def run(context: Any) -> None:
+        bounds = range(5) if ranks > 1 else (0, 4)
+        trainer = task.pipelined(context, Pipeline(name), bounds=tuple(bounds), non_finite="stop")
+        with pytest.raises(NonFiniteError, match=rf"\(rank {rank}, micro-batch {bad}: the gradient of '2.weight'\)"):
+            trainer.step(batch)
+        assert all(int(count) == 3 for count in trainer.model.buffers().values())
+
+    pp.on_threads(ranks, run)
