@@ -177,6 +177,7 @@ class PipelineRun:
     def _finish(self) -> tuple[float, float]:
         for link in [*(s.link for s in self._senders.values()), *(s.link for s in self._gradient_senders.values())]:
             link.finish()
+        self._batches = ()
         self._buffers.tidy()
         return self._terms[0], self._terms[1]
 

@@ -175,6 +175,19 @@ def test_as_many_bytes_as_planned(make: Any, name: str, ranks: int, number: int)
     assert tuple(most) == peak_bytes(plan, activation, weight_part)
 
 
+def test_the_data_is_let_go_of() -> None:
+    def run(context: Any) -> None:
+        trainer = PipelineTrainer(context, lambda s: numpy_stage(2, s), Pipeline("1f1b"), **pp.options())
+        for use in (trainer.step, trainer.evaluate):
+            batch = data(numpy_stage, 3)
+            signs = [weakref.ref(array) for pair in batch for array in pair]
+            use(batch)
+            del batch
+            assert not any(sign() is not None for sign in signs)
+
+    pp.on_threads(2, run)
+
+
 class Slow(Watched):
     """Takes its time."""
 
