@@ -134,7 +134,7 @@ def pipelined(context: SimpleNamespace, pipeline: Pipeline, make: Any = layers, 
               trace: bool = False, wrap: bool = False, **changed: Any) -> PipelineTrainer:
     """A trainer of the network in stages; `make()` gives all layers. `wrap`: with nests between stages."""
     made = make()
-    stages = len(pipeline.first_plan(pipeline.num_ranks(context.size)).places)
+    stages = pipeline.first_plan(pipeline.num_ranks(context.size)).depth
     cut = bounds or uniform(len(made), stages)
 
     def stage(s: int) -> Any:

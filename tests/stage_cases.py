@@ -127,7 +127,7 @@ class Task:
         """A trainer of the model in stages."""
         module = self.make()
         chain = hpctrain.torch.layers(module, self.steps(module) if self.steps else None)
-        cut = bounds or len(pipeline.first_plan(pipeline.num_ranks(context.size)).places)
+        cut = bounds or pipeline.first_plan(pipeline.num_ranks(context.size)).depth
         return PipelineTrainer(context, lambda s: hpctrain.torch.stage(chain, cut, s, self.loss, inputs=self.inputs),
                                pipeline, **pp.options(**changed))
 

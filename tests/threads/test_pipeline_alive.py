@@ -147,14 +147,13 @@ def data(make: Any, number: int) -> list[Any]:
 def test_as_many_bytes_as_planned(make: Any, name: str, ranks: int, number: int) -> None:
     pipeline = Pipeline(name)
     plan = pipeline.plan(ranks, number)
-    stages = len(plan.places)
     found: dict[int, Watched] = {}
 
     def run(context: Any) -> int:
         kept, passing = Alive(), Alive()
 
         def stage(s: int) -> Watched:
-            found[s] = Watched(make(stages, s), kept, passing)
+            found[s] = Watched(make(plan.depth, s), kept, passing)
             return found[s]
 
         trainer = PipelineTrainer(context, stage, pipeline, **pp.options())
@@ -168,8 +167,8 @@ def test_as_many_bytes_as_planned(make: Any, name: str, ranks: int, number: int)
         return most
 
     most = pp.on_threads(ranks, run)
-    activation = [found[s].activation for s in range(stages)]
-    weight_part = [found[s].weight_part for s in range(stages)]
+    stages = [found[s % plan.depth] for s in range(len(plan.places))]
+    activation, weight_part = [s.activation for s in stages], [s.weight_part for s in stages]
     assert min(activation) > 0 and (max(weight_part) > 0) == any(
         isinstance(action, BackwardInput) for order in plan.orders for action in order)
     assert tuple(most) == peak_bytes(plan, activation, weight_part)
@@ -199,7 +198,7 @@ class Slow(Watched):
 @pytest.mark.parametrize(("name", "slow"), [("1f1b", 2), ("1f1b", 1), ("interleaved", 5), ("zb-v", 3)])
 def test_a_fast_stage_does_not_pile_up_what_a_slow_one_has_not_taken(name: str, slow: int) -> None:
     ranks, number = 3, 40
-    stages = len(Pipeline(name).plan(ranks, 1).places)
+    stages = Pipeline(name).plan(ranks, 1).depth
 
     def run(context: Any) -> float:
         passing = Alive()

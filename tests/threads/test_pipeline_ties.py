@@ -37,7 +37,7 @@ def test_copies_begin_with_the_values_of_the_first_stage(name: str, size: int) -
             return n.stage(made, n.cross_entropy, cut, s)
 
         pipeline = Pipeline(name, 2)
-        cut = pp.uniform(8, len(pipeline.first_plan(2).places))
+        cut = pp.uniform(8, pipeline.first_plan(2).depth)
         trainer = PipelineTrainer(context, stage, pipeline, **pp.options())
         seen = pp.observe(trainer, pp.share(batches, trainer))
         pp.compare(seen, expected)
