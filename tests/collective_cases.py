@@ -328,7 +328,7 @@ def case_many_works_at_once(make: Make) -> None:
 
 def case_tags_may_run_over(make: Make) -> None:
     group = make()
-    group._core.num_works = 1023 * 32 - 3
+    group._core.num_works = 1016 * 32 - 3
     value = np.ones(2)
     for _ in range(5):
         group.all_reduce(value)

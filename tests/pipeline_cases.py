@@ -31,20 +31,24 @@ def plans(draw):
 @st.composite
 def runnable(draw):
     """Any schedule at all: a random rank does a random thing that can be done now, until all is done."""
-    ranks, stages, micro_batches = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    ranks, depth, micro_batches = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    copies = draw(st.sampled_from((1, 1, 2, 3)))
+    stages = copies * depth
     places = [draw(st.integers(0, ranks - 1)) for _ in range(stages)]
-    left = {("F", s, i) for s in range(stages) for i in range(micro_batches)}
+    through = make_plan("all", micro_batches, places, [[]] * ranks, copies=copies).micro_batches_of
+    left = {("F", s, i) for s in range(stages) for i in through(s)}
     for s in range(stages):
-        for i in range(micro_batches):
+        for i in through(s):
             left |= {("B", s, i)} if draw(st.booleans()) else {("I", s, i), ("W", s, i)}
     done, orders = set(), [[] for _ in range(ranks)]
 
     def ready(kind, s, i):
         if kind == "F":
-            return s == 0 or ("F", s - 1, i) in done
+            return s % depth == 0 or ("F", s - 1, i) in done
         if kind == "W":
             return ("I", s, i) in done
-        return ("F", s, i) in done and (s == stages - 1 or ("B", s + 1, i) in done or ("I", s + 1, i) in done)
+        last = (s + 1) % depth == 0
+        return ("F", s, i) in done and (last or ("B", s + 1, i) in done or ("I", s + 1, i) in done)
 
     while left:
         kind, s, i = draw(st.sampled_from(sorted(what for what in left if ready(*what))))
@@ -52,4 +56,4 @@ def runnable(draw):
         done.add((kind, s, i))
         orders[places[s]].append({"F": Forward(i, s), "B": Backward(i, stage=s), "I": BackwardInput(i, s),
                                   "W": BackwardWeight(i, stage=s)}[kind])
-    return make_plan("random", micro_batches, places, orders)
+    return make_plan("random", micro_batches, places, orders, copies=copies)

@@ -28,7 +28,7 @@ from hpctrain.plan.steps import Program, Receive
 __all__ = ["NUM_CHANNELS", "NUM_TAGS", "Core", "Prepared"]
 
 NUM_TAGS = 32767  # the last tag; the last ones are for send and recv, one a channel, those below for collectives
-NUM_CHANNELS = 32  # see `tags`
+NUM_CHANNELS = 256  # see `tags`
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     2B1   gradient of the outputs, stash -> gradient of       2SG1  ... of the inputs, to the       2RG1  ... of the
           the inputs, of the parameters                             stage before                          outputs
 
+With several copies of the model each has its own stages, one after the other, and its own part of the micro-batches.
 Neighbours on one rank hand nests over as they are. A stash is let go of at the end of its backward, or of the first
 part of it. Where nothing up to a stage is trained, or no gradient of its outputs comes, its backwards do nothing.
 Knows models, messages and the actions; the order of the actions is given.
@@ -72,11 +73,11 @@ class PipelineRun:
     """The stages of one rank. All methods are local but `train` and `evaluate`: collective over `group`.
 
     Args:
-        places: the rank of each stage.
-        models: the models of this rank's stages.
+        places: the rank of each stage, copy by copy.
+        models: the models of this rank's stages; those of two copies of a stage may be one.
         group: one rank a place.
         arrays, arrays_of: of this rank's models; of any array.
-        trained: for each stage whether it has trained parameters; the same on all ranks.
+        trained: for each stage of one copy whether it has trained parameters; the same on all ranks.
 
     Attributes:
         peaks: for each stage of this rank, the most stashes there were at one time in the last `train`.
@@ -87,8 +88,8 @@ class PipelineRun:
     def __init__(self, places: Sequence[int], models: Mapping[int, Model], group: Group, arrays: Arrays,
                  arrays_of: ArraysOf, trained: Sequence[bool]) -> None:
         self._places, self._models, self._group, self._rank = tuple(places), dict(models), group, group.rank
-        self._last = len(places) - 1
-        self._reached = [any(trained[: stage + 1]) for stage in range(len(places))]
+        self._depth = len(trained)
+        self._reached = [any(trained[: stage % self._depth + 1]) for stage in range(len(places))]
         self._buffers = Buffers(arrays)
         self._make_channels(group, arrays, arrays_of)
         self._start(())
@@ -97,7 +98,7 @@ class PipelineRun:
         self.aligned = False
 
     def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf) -> None:
-        numbers = channel_numbers(self._places)
+        numbers = channel_numbers(self._places, self._depth)
 
         def link(channel: Channel, peer: int) -> Link:
             return Link(group, arrays, self._buffers, peer, numbers[channel], deque())
@@ -108,13 +109,21 @@ class PipelineRun:
         self._gradient_receivers: dict[int, GradientReceiver] = {}
         for stage in self._models:
             before, after = stage - 1, stage + 1
-            if before >= 0 and self._places[before] != self._rank:
+            if not self._is_first(stage) and self._places[before] != self._rank:
                 self._receivers[stage] = Receiver(link(("activation", before), self._places[before]))
                 self._gradient_senders[stage] = GradientSender(link(("grad", stage), self._places[before]), arrays_of)
-            if after <= self._last and self._places[after] != self._rank:
+            if not self._is_last(stage) and self._places[after] != self._rank:
                 needs = _is_float if self._reached[stage] else _never
                 self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs)
                 self._gradient_receivers[stage] = GradientReceiver(link(("grad", after), self._places[after]))
+
+    def _is_first(self, stage: int) -> bool:
+        """Whether it is the first of its copy."""
+        return stage % self._depth == 0
+
+    def _is_last(self, stage: int) -> bool:
+        """Whether it is the last of its copy, which has the loss."""
+        return (stage + 1) % self._depth == 0
 
     def _start(self, order: Iterable[Action]) -> None:
         """A pass begins."""
@@ -192,7 +201,7 @@ class PipelineRun:
         stage, i = action.stage, action.micro_batch
         inputs = self._inputs.pop((stage, i), None)
         outputs, stash = self._models[stage].forward(self._batches[i], inputs, training=self._training)
-        if stage == self._last:
+        if self._is_last(stage):
             loss_sum, weight = outputs
             self._terms[0] += float(loss_sum)
             self._terms[1] += float(weight)
@@ -235,15 +244,15 @@ class PipelineRun:
 
     def _has_gradient(self, stage: int, grads: Any) -> bool:
         """Whether a backward of the stage has anything to do: something to train, and a gradient of its outputs."""
-        return self._reached[stage] and (stage == self._last or _some(grads))
+        return self._reached[stage] and (self._is_last(stage) or _some(grads))
 
     def _scale_of(self, stage: int) -> float:
         """The last stage's loss is scaled; the others' gradients of outputs are already."""
-        return self._scale if stage == self._last else 1.0
+        return self._scale if self._is_last(stage) else 1.0
 
     def _hand_back(self, stage: int, i: int, input_grads: Any) -> None:
         """Keeps the gradient of a stage's inputs for whoever made them."""
-        if stage == 0 or not self._reached[stage - 1]:
+        if self._is_first(stage) or not self._reached[stage - 1]:
             return
         if stage in self._gradient_senders:
             self._input_grads[stage, i] = input_grads
@@ -293,15 +302,17 @@ class PipelineRun:
             self._gradient_receivers[stage].expect(self._sent_forms[stage, to_come[0]])
 
 
-def channel_numbers(places: Sequence[int]) -> dict[Channel, int]:
+def channel_numbers(places: Sequence[int], depth: int | None = None) -> dict[Channel, int]:
     """The number of each channel among those from its sender to its receiver; the same on all ranks.
+
+    `depth` is the number of stages of one copy; None: there is one copy.
 
     Raises:
         UnsupportedError: more channels between two ranks than a group has.
     """
     numbers: dict[Channel, int] = {}
     counts: dict[tuple[int, int], int] = {}
-    pairs = list(enumerate(pairwise(places)))
+    pairs = [(s, pair) for s, pair in enumerate(pairwise(places)) if (s + 1) % (depth or len(places))]
     channels: list[tuple[Channel, tuple[int, int]]] = [(("activation", s), (a, b)) for s, (a, b) in pairs]
     channels += [(("grad", s + 1), (b, a)) for s, (a, b) in pairs]
     for channel, pair in channels:

@@ -14,8 +14,8 @@ from hpctrain.zero.options import Zero
 
 __all__ = ["RUNNABLE", "Pipeline", "check_zero"]
 
-#: The schedules that can be run: those that update all ranks together, from one version of one copy of the weights.
-RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream") and name != "dualpipe")
+#: The schedules that can be run: those that update all ranks together, from one version of the weights.
+RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream"))
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str) and self.schedule in SCHEDULES and self.schedule not in RUNNABLE:
-            why = "holds two copies of the weights" if self.schedule == "dualpipe" else "updates with stale gradients"
-            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it {why}; "
-                                   f"legal are {choices(RUNNABLE)}")
+            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it updates "
+                                   f"with stale gradients; legal are {choices(RUNNABLE)}")
         if self.ranks is not None and (isinstance(self.ranks, bool) or not isinstance(self.ranks, int)
                                        or self.ranks < 1):
             raise ConfigError(f"pipeline.ranks = {self.ranks!r} must be an integer of at least 1, or None")
@@ -63,7 +62,7 @@ class Pipeline:
 
         Raises:
             ConfigError: the schedule is not for so many ranks or micro-batches, or does not take an option.
-            UnsupportedError: a plan with several copies or versions of the weights, or with several updates.
+            UnsupportedError: a plan with several versions of the weights, or with several updates.
         """
         options = {"chunks": self.chunks, **self.options}
         if isinstance(self.schedule, str):
@@ -75,9 +74,9 @@ class Pipeline:
             raise ConfigError(f"the plan {made.name!r} is for {made.num_ranks} ranks and {made.num_micro_batches} "
                               f"micro-batches, not for {num_ranks} and {num_micro_batches}")
         updates = [sum(isinstance(action, OptimizerStep) for action in order) for order in made.orders]
-        if made.copies > 1 or made.weights != "one" or max(updates) > 1:
-            raise UnsupportedError(f"the plan {made.name!r} has {made.copies} copies of the model, weights "
-                                   f"{made.weights!r} and {max(updates)} updates; legal is one copy, 'one' and 1")
+        if made.weights != "one" or max(updates) > 1:
+            raise UnsupportedError(f"the plan {made.name!r} has weights {made.weights!r} and {max(updates)} updates; "
+                                   "legal are 'one' and 1")
         return made
 
     def first_plan(self, num_ranks: int) -> PipelinePlan:

@@ -26,9 +26,11 @@ class PipelineTrainer(Trainer):
     """Trains a model over a pipeline axis and a data axis. Collective over the world to make.
 
     A step is that of one process: loss, norm, clipping, skipping and loss scale are of the whole model and the whole
-    batch. `step` and `evaluate` get the same micro-batches on all ranks of a pipeline. `rank` is that on the data axis;
-    `gradients`, `parameters` and `gathered` are about the stages of this rank. Stages that have a parameter of the same
-    name share it: its gradient is the sum over them (who changes one by `gathered` changes all copies alike).
+    batch. `step` and `evaluate` get the same micro-batches on all ranks of a pipeline. `gradients`, `parameters` and
+    `gathered` are about the stages of this rank, and collective over the ranks that hold the same ones: its data axis,
+    or those of all its places along the pipeline where the model is there in copies (`gathered(modify=...)` counts the
+    ranks of the first place first). Stages that have a parameter of the same name share it: its gradient is the sum
+    over them (who changes one by `gathered` changes all copies alike).
 
     Args:
         context: the job.
@@ -51,14 +53,19 @@ class PipelineTrainer(Trainer):
         self._run.aligned = trace
 
     @property
+    def rank(self) -> int:
+        """This rank on the data axis: which part of the data its pipeline is for."""
+        return self._pipelined.data_rank
+
+    @property
     def mesh(self) -> Mapping[str, int]:
         """The lengths of the axes "pipeline" and "data"."""
         return self._pipelined.mesh
 
     @property
     def num_stages(self) -> int:
-        """Stages of the model."""
-        return len(self._pipelined.places)
+        """Stages of the model; copies count once."""
+        return self._pipelined.depth
 
     @property
     def peaks(self) -> Mapping[int, Peak]:

@@ -4,6 +4,9 @@
                        data 0   rank     0   2   4      a column holds the same stages: one data group
                        data 1   rank     1   3   5      a row runs one schedule on its own micro-batches
 
+    two copies of the model    0   1   2   copy 0       ranks at both ends hold the same stages, 0 and 2: their columns
+    (DualPipe)                 2   1   0   copy 1       together are one data group
+
 Owns who holds which stage, the agreement on names and numbers between the ranks of a row, and the passes. The update
 belongs to the trainer.
 """
@@ -58,39 +61,48 @@ class Pipelined:
         ranks = options.num_ranks(world.size)
         first = options.first_plan(ranks)
         prove(first)
-        self.places = first.places
-        if not callable(stages) and len(stages) != len(self.places):
+        self.places, self.depth = first.places, first.depth
+        if not callable(stages) and len(stages) != self.depth:
             raise ConfigError(f"stages has {len(stages)} models; {first.name!r} on {ranks} ranks has "
-                              f"{len(self.places)} stages")
+                              f"{self.depth} stages")
         mesh = Mesh({"pipeline": ranks, "data": world.size // ranks})
         self.mesh: Mapping[str, int] = dict(mesh.lengths)
-        self.data = _subgroup(world, mesh.group(world.rank, "data"))
+        self.data_rank = mesh.coordinates(world.rank)["data"]
         self.pipeline = _subgroup(world, mesh.group(world.rank, "pipeline"))
+        place = self.pipeline.rank
+        peers = first.peers()
+        self.data = _subgroup(world, _columns(mesh, peers[place]))
         with world.agree():
             make = stages if callable(stages) else stages.__getitem__
-            self.model = Stages({s: make(s) for s in first.stages_of(self.pipeline.rank)})
+            self.model = Stages({part: make(part) for part in first.parts_of(place)})
             self.model.buffers()
-        self._learn(mesh)
+        self.models = {stage: self.model.models[stage % self.depth] for stage in first.stages_of(place)}
+        self._learn(mesh, peers)
 
-    def _learn(self, mesh: Mesh) -> None:
-        """What all stages have, and what several have."""
-        mine = {str(s): [[p.name, list(p.shape), p.dtype, p.frozen] for p in m.placements]
-                for s, m in self.model.models.items()}
-        tables = self.joined(mine)
+    def _learn(self, mesh: Mesh, peers: Sequence[Sequence[int]]) -> None:
+        """What all stages have, and what several have, or ranks that are no peers."""
+        mine = {str(part): [[p.name, list(p.shape), p.dtype, p.frozen] for p in m.placements]
+                for part, m in self.model.models.items()}
+        tables = self.pipeline.exchange(mine)
         found: dict[str, tuple[int, list[Any]]] = {}
-        holders: dict[str, list[int]] = {}
+        holders: dict[str, set[tuple[int, int]]] = {}  # (stage of the model, place)
         for stage, place in enumerate(self.places):
-            for name, *facts in tables[str(stage)]:
+            part = stage % self.depth
+            for name, *facts in tables[place][str(part)]:
                 other, known = found.setdefault(name, (stage, facts))
                 if known != facts:
                     raise ConfigError(f"parameter {name!r} is {facts} in stage {stage}, {known} in stage {other}: "
                                       "(shape, dtype, frozen) must be equal where stages share a parameter")
-                holders.setdefault(name, []).append(place)
-        self.trained = [any(not frozen for *_, frozen in tables[str(s)]) for s in range(len(self.places))]
-        data = range(mesh.length("data"))
-        tied = {name: sorted(mesh.rank({"pipeline": place, "data": d}) for place in set(places) for d in data)
-                for name, places in holders.items() if len(places) > 1}
-        self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] != self.pipeline.rank)
+                holders.setdefault(name, set()).add((part, place))
+        self.trained = [any(not frozen for *_, frozen in tables[place][str(part)])
+                        for part, place in enumerate(self.places[: self.depth])]
+        tied: dict[str, tuple[int, ...]] = {}
+        for name, pairs in holders.items():
+            places = {place for _, place in pairs}
+            if len({part for part, _ in pairs}) > 1 or not places <= set(peers[min(places)]):
+                tied[name] = _columns(mesh, places)
+        here = peers[self.pipeline.rank]
+        self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] not in here)
         self.tied = tied_groups(self.world, tied)
         share_values(self.model, self.tied)
 
@@ -114,9 +126,9 @@ class Pipelined:
             PlanError: it cannot be run.
         """
         plan = self.options.plan(self.pipeline.size, num_micro_batches)
-        if plan.places != self.places:
-            raise ConfigError(f"{plan.name!r} puts stages on ranks {plan.places} for {num_micro_batches} "
-                              f"micro-batches, but the models are on {self.places}")
+        if (plan.places, plan.depth) != (self.places, self.depth):
+            raise ConfigError(f"{plan.name!r} puts {plan.depth} stages on ranks {plan.places} for {num_micro_batches} "
+                              f"micro-batches, but the models are {self.depth} stages on {self.places}")
         prove(plan)
         return plan
 
@@ -130,8 +142,9 @@ class PipelinePasses:
 
     def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None]) -> None:
         self._pipelined, self._flat, self._part = pipelined, flat, part
-        self._gradients = TiedGradients(flat, pipelined.tied)
-        self.run = PipelineRun(pipelined.places, pipelined.model.models, pipelined.pipeline, pipelined.model.arrays,
+        # Ranks that hold the same stages in other copies complete them in another order, or twice.
+        self._gradients = TiedGradients(flat, pipelined.tied, early=pipelined.depth == len(pipelined.places))
+        self.run = PipelineRun(pipelined.places, pipelined.models, pipelined.pipeline, pipelined.model.arrays,
                                arrays_of, pipelined.trained)
         self._orders: dict[int, Sequence[Action]] = {}
         self.unused: frozenset[str] = frozenset()
@@ -151,12 +164,12 @@ class PipelinePasses:
         self.unused = self._gradients.finish()
 
     def evaluate(self, batches: Iterable[Any]) -> tuple[float, float]:
-        """Forward only: (loss_sum, weight), which the last stage counts."""
+        """Forward only: (loss_sum, weight), which the last stage counts. Through the first copy of the model."""
         batches = list(batches)
-        group = self._pipelined.pipeline
+        group, places = self._pipelined.pipeline, self._pipelined.places[: self._pipelined.depth]
         if not self._number(batches):
             return 0.0, 0.0
-        return self.run.evaluate(forwards(self._pipelined.places, group.size, len(batches))[group.rank], batches)
+        return self.run.evaluate(forwards(places, group.size, len(batches))[group.rank], batches)
 
     def search(self, batches: Sequence[Any], loss_scale: float) -> str:
         """Runs the micro-batches again, one by one, to the first with a value that is not finite.
@@ -201,6 +214,12 @@ class PipelinePasses:
 
 def _nothing() -> None:
     """No gradients are reduced."""
+
+
+def _columns(mesh: Mesh, places: Iterable[int]) -> tuple[int, ...]:
+    """The ranks at these places along the pipeline, of all pipelines."""
+    return tuple(sorted(mesh.rank({"pipeline": place, "data": d}) for place in places
+                        for d in range(mesh.length("data"))))
 
 
 def _subgroup(world: Group, ranks: Sequence[int]) -> Group:

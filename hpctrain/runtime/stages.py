@@ -1,6 +1,7 @@
 """The stages that one rank of a pipeline holds, as one model: one set of parameters for flat buffers and checkpoints.
 
-A parameter that several stages name is one parameter. Owns the joining; runs nothing: `pipeline.run` runs the stages.
+A parameter that several stages name is one parameter; two copies of a stage on one rank are one Model from the start.
+Owns the joining; runs nothing: `pipeline.run` runs the stages.
 """
 
 from __future__ import annotations

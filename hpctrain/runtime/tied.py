@@ -43,10 +43,10 @@ def share_values(model: Model, groups: Mapping[str, Group | None]) -> None:
 class TiedGradients:
     """Collects the gradients of all stages of this rank; fulfils `pipeline.run.Collector`.
 
-    A step: `start`, backwards, `finish`.
+    A step: `start`, backwards, `finish`. `early`: whether reductions may start before `finish`.
     """
 
-    def __init__(self, flat: FlatModel, groups: Mapping[str, Group | None]) -> None:
+    def __init__(self, flat: FlatModel, groups: Mapping[str, Group | None], *, early: bool = True) -> None:
         self._flat, self._gradients, self._arrays = flat, flat.gradients, flat.model.arrays
         self._homes: dict[str, Array] = {}
         self._sums: dict[str, Array] = {}
@@ -59,7 +59,7 @@ class TiedGradients:
         self._seen: set[str] = set()
         # A reduction that passes through a window may wait for another pipeline, in the middle of the schedule; where
         # that one waits for a rank of this pipeline, too, nobody would go on. Then all reductions come at the end.
-        self._early = all(region.types.reduce == region.types.accumulate for region in flat.trained)
+        self._early = early and all(region.types.reduce == region.types.accumulate for region in flat.trained)
 
     def start(self) -> None:
         """A step begins. Local."""

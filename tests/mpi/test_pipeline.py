@@ -24,11 +24,12 @@ def test_every_schedule_equals_one_process(name: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_data_axis_beside_it(stage: int) -> None:
+@pytest.mark.parametrize(("name", "chunks"), [("interleaved", 2), ("dualpipe", None)])
+def test_a_data_axis_beside_it(name: str, chunks: int | None, stage: int) -> None:
     context = hpctrain.start()
     batches = [pp.global_batch(5, u) for u in range(3)]
     ranks = 2 if context.size % 2 == 0 else 1
-    seen = pp.case(context, pp.alone(batches, pp.layers()), Pipeline("interleaved", ranks, chunks=2), batches,
+    seen = pp.case(context, pp.alone(batches, pp.layers()), Pipeline(name, ranks, chunks=chunks), batches,
                    zero=hpctrain.Zero(stage, bucket_bytes=100))
     bits = [b for b in context.world.exchange([float(x) for x in seen.weights.get("0.weight", ())]) if b]
     assert all(b == bits[0] for b in bits)

@@ -17,6 +17,7 @@ from pipeline_parity import check, truth
 import hpctrain
 import hpctrain.numpy as n
 from hpctrain.plan.pipeline.plan import make_plan
+from hpctrain.plan.pipeline.text import from_text, plan_to_text
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
 from hpctrain.runtime.pipeline_options import Pipeline
 
@@ -34,17 +35,24 @@ def test_every_schedule_equals_one_process(name: str, chunks: int | None, num_ra
     pp.on_threads(num_ranks, lambda context: pp.case(context, expected, Pipeline(name, chunks=chunks), batches))
 
 
+@pytest.mark.parametrize("name", ["gpipe", "interleaved"])
+def test_many_chunks_equal_one_process(name: str) -> None:
+    check(2, Pipeline(name, chunks=20), 3)
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize(("name", "ranks", "size", "number"), [
     ("1f1b", 2, 4, 5), ("zb-v", 2, 4, 6), ("interleaved", 2, 6, 7), ("gpipe", 1, 3, 4), ("dualpipe-v", 2, 6, 2),
-    ("zb-h1", 3, 6, 1),
+    ("zb-h1", 3, 6, 1), ("dualpipe", 1, 2, 3), ("dualpipe", 2, 4, 5), ("dualpipe", 3, 6, 7), ("dualpipe", 4, 4, 3),
+    ("dualpipe", 2, 6, 1),
 ])
 def test_a_data_axis_beside_it(name: str, ranks: int, size: int, number: int, stage: int) -> None:
     """Pipelines have different numbers of micro-batches, the last cases none at all on some."""
     seen = check(size, Pipeline(name, ranks), number, 3, zero=hpctrain.Zero(stage, bucket_bytes=100))
-    copies = [s.weights["0.weight"] for s in seen if "0.weight" in s.weights]
-    assert len(copies) >= 2 or ranks == 1
-    assert all(np.array_equal(copies[0], copy) for copy in copies)
+    for parameter in ("0.weight", "1.weight", "3.weight", "5.weight"):
+        copies = [s.weights[parameter] for s in seen if parameter in s.weights]
+        assert len(copies) >= size // ranks
+        assert all(np.array_equal(copies[0], copy) for copy in copies)
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,12 +72,14 @@ def test_any_schedule_of_any_size(which: Any, ranks: int, pipelines: int, number
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(plan=pipeline_cases.runnable(), data=st.data())
 def test_any_plan_that_can_run(plan: Any, data: Any) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, 8), min_size=len(plan.places) - 1, max_size=len(plan.places) - 1)))
-    check(plan.num_ranks, Pipeline(plan), plan.num_micro_batches, 1, bounds=(0, *cuts, 8))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 8), min_size=plan.depth - 1, max_size=plan.depth - 1)))
+    zero = hpctrain.Zero(data.draw(st.sampled_from((0, 1))), bucket_bytes=100)
+    check(plan.num_ranks, Pipeline(from_text(plan_to_text(plan))), plan.num_micro_batches, 1, bounds=(0, *cuts, 8),
+          zero=zero)
 
 
 @pytest.mark.parametrize("frozen", [(0, 1, 3), (7,), (3, 5)])
-@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
 def test_frozen_stages(name: str, frozen: tuple[int, ...]) -> None:
     how = {"tied": False, "frozen": frozen}
     expected = truth(4, 2, **how)
@@ -77,34 +87,36 @@ def test_frozen_stages(name: str, frozen: tuple[int, ...]) -> None:
     pp.on_threads(3, lambda context: pp.case(context, expected, Pipeline(name), batches, make=lambda: pp.layers(**how)))
 
 
-def test_no_gradient_comes_back_to_where_nothing_is_trained() -> None:
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_no_gradient_comes_back_to_where_nothing_is_trained(name: str) -> None:
     def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("1f1b"), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
+        trainer = pp.pipelined(context, Pipeline(name), make=lambda: pp.layers(tied=False, frozen=(0, 1, 3)))
         trainer.step(pp.global_batch(4))
         for stage, receiver in trainer._run._receivers.items():  # stages begin with layers 0, 2, 4, 6; 5 is trained
             (leaf,) = receiver._history.form.leaves
-            assert leaf.gradient == (stage == 3)
+            assert leaf.gradient == (stage % 4 == 3)
             assert receiver._frame is None  # nothing is awaited that does not come
 
     pp.on_threads(4, run)
 
 
 @pytest.mark.parametrize("bounds", [(0, 0, 4, 8), (0, 4, 4, 8), (0, 3, 8, 8), (0, 0, 0, 8), (0, 8, 8, 8)])
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipe"])
 def test_empty_stages(name: str, bounds: tuple[int, ...]) -> None:
     check(3, Pipeline(name), 5, bounds=bounds)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_masters_of_another_type(zero: int) -> None:
+@pytest.mark.parametrize("name", ["zb-h2", "dualpipe"])
+def test_masters_of_another_type(name: str, zero: int) -> None:
     how = {"precision": hpctrain.Precision(compute="float32", master="float64", accumulate="float64"),
            "zero": hpctrain.Zero(zero, bucket_bytes=100)}
     batches = [pp.global_batch(4, u) for u in range(3)]
     expected = pp.alone(batches, pp.layers(), **how)
-    pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline("zb-h2", 3), batches, tolerance=1e-5, **how))
+    pp.on_threads(6, lambda context: pp.case(context, expected, Pipeline(name, 3), batches, tolerance=1e-5, **how))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved", "dualpipe"])
 def test_sums_that_travel_in_another_type_do_not_hold_up_a_pipeline(name: str) -> None:
     """Many buckets, few windows, pipelines with different numbers of micro-batches."""
     how = {"precision": hpctrain.Precision(compute="float64", reduce="float32")}

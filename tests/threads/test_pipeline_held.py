@@ -11,7 +11,7 @@ import pytest
 
 import hpctrain.numpy as n
 from hpctrain.plan.pipeline.catalogue import schedule
-from hpctrain.plan.pipeline.stash import stage_peaks
+from hpctrain.plan.pipeline.stash import peaks, stage_peaks
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward
 from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
 from hpctrain.runtime.pipeline_trainer import PipelineTrainer
@@ -48,28 +48,33 @@ class _Stash:
 @pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize(("num_ranks", "number"), [(1, 3), (2, 4), (3, 8), (4, 9)])
 def test_no_more_is_stashed_than_planned(name: str, num_ranks: int, number: int) -> None:
-    planned = stage_peaks(schedule(name, num_ranks, number))
-    made: dict[int, Counted] = {}
+    plan = schedule(name, num_ranks, number)
+    planned = stage_peaks(plan)
+    together = peaks(plan)  # of a rank that has a stage twice
 
     def run(context: Any) -> None:
         network = pp.layers()
-        cut = pp.uniform(8, len(planned))
+        made: dict[int, Counted] = {}
 
         def stage(s: int) -> Counted:
-            made[s] = Counted(n.stage(network, n.cross_entropy, cut, s))
+            assert s not in made
+            made[s] = Counted(n.stage(network, n.cross_entropy, pp.uniform(8, plan.depth), s))
             return made[s]
 
         trainer = PipelineTrainer(context, stage, Pipeline(name), **pp.options())
         trainer.step(pp.global_batch(number))
-        assert trainer.peaks == {s: planned[s] for s in trainer.peaks}
+        mine = plan.stages_of(context.rank)
+        assert trainer.peaks == {s: planned[s] for s in mine}
+        assert {s: model.most for s, model in made.items()} == {
+            s % plan.depth: planned[s].stash if len(made) == len(mine) else together[context.rank].stash for s in mine}
 
     pp.on_threads(num_ranks, run)
-    assert {s: model.most for s, model in made.items()} == {s: peak.stash for s, peak in enumerate(planned)}
 
 
-def test_the_trace_is_the_plan_that_ran() -> None:
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe-v", "dualpipe"])
+def test_the_trace_is_the_plan_that_ran(name: str) -> None:
     def run(context: Any) -> None:
-        trainer = pp.pipelined(context, Pipeline("zb-h1"), trace=True)
+        trainer = pp.pipelined(context, Pipeline(name), trace=True)
         trainer.step(pp.global_batch(4))
         plan, spans = trainer.plan(4), trainer.trace()
         kinds = Forward | Backward | BackwardInput | BackwardWeight
@@ -80,7 +85,7 @@ def test_the_trace_is_the_plan_that_ran() -> None:
         ends = {(span.action.stage, span.action.micro_batch): span.stop for span in spans
                 if isinstance(span.action, Forward)}
         for span in spans:  # one clock: what is needed was there
-            if isinstance(span.action, Forward) and span.action.stage:
-                assert ends[span.action.stage - 1, span.action.micro_batch] <= span.stop
+            if isinstance(span.action, Forward) and (before := plan.before(span.action.stage)) is not None:
+                assert ends[before, span.action.micro_batch] <= span.stop
 
     pp.on_threads(3, run)

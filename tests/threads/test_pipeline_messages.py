@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.arrays import arrays_of
+from hpctrain.collectives.group import NUM_CHANNELS
 from hpctrain.errors import UnsupportedError
 from hpctrain.pipeline.buffers import Buffers
 from hpctrain.pipeline.messages import GradientReceiver, GradientSender, Link, Receiver, Sender
@@ -161,24 +162,26 @@ def test_channels_do_not_wait_for_each_other() -> None:
     def run(transport: Any) -> None:
         group = parity.context_of(transport).world
         if group.rank == 0:
-            works = [group.start_send(np.array([float(c)]), 1, channel=c) for c in (31, 0, 7)]
+            works = [group.start_send(np.array([float(c)]), 1, channel=c)
+                     for c in (NUM_CHANNELS - 1, 0, 7)]
         else:
-            works = [group.start_recv(np.zeros(1), 0, channel=c) for c in (0, 7, 31)]
+            works = [group.start_recv(np.zeros(1), 0, channel=c) for c in (0, 7, NUM_CHANNELS - 1)]
         for work in works:
             work.wait()
         if group.rank == 1:
-            assert [float(work.wait()[0]) for work in works] == [0, 7, 31]
+            assert [float(work.wait()[0]) for work in works] == [0, 7, NUM_CHANNELS - 1]
 
     run_threads(2, run)
 
 
 def test_more_channels_than_there_are_is_refused() -> None:
-    numbers = channel_numbers((0, 1) * 16)
+    numbers = channel_numbers((0, 1) * 128)
     for sender in (0, 1):
         mine = sorted(number for (_, stage), number in numbers.items() if stage % 2 == sender)
-        assert mine == list(range(len(mine))) and len(mine) <= 32
+        assert mine == list(range(len(mine))) and len(mine) <= NUM_CHANNELS
+    assert set(channel_numbers((0, 1, 0, 1), 2)) == {("activation", 0), ("activation", 2), ("grad", 1), ("grad", 3)}
     with pytest.raises(UnsupportedError, match="fewer chunks"):
-        channel_numbers((0, 1) * 17)
+        channel_numbers((0, 1) * 129)
 
 
 def test_memory_comes_back_with_the_last_array_over_it() -> None:

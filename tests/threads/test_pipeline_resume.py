@@ -18,6 +18,10 @@ from hpctrain.runtime.pipeline_options import Pipeline
     ((4, Pipeline("1f1b", 2), 1), (3, Pipeline("interleaved", 3, chunks=2), 1)),
     ((2, Pipeline("zb-h1"), 0), (6, Pipeline("dualpipe-v", 2), 1)),
     ((6, Pipeline("gpipe", 3, chunks=2), 1), (1, Pipeline("naive"), 0)),
+    ((3, Pipeline("dualpipe"), 1), (4, Pipeline("1f1b", 2), 0)),
+    ((2, Pipeline("zb-v"), 0), (6, Pipeline("dualpipe", 3), 1)),
+    ((4, Pipeline("dualpipe", 2), 1), (4, Pipeline("dualpipe", 4), 1)),
+    ((1, Pipeline("dualpipe"), 0), (2, Pipeline("dualpipe"), 0)),
 ])
 def test_it_resumes_on_other_stages(tmp_path: Any, before: Any, after: Any) -> None:
     batches = [pp.global_batch(6, u) for u in range(4)]

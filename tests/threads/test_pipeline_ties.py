@@ -23,7 +23,8 @@ def test_unused() -> None:
     pp.on_threads(2, run)
 
 
-@pytest.mark.parametrize(("name", "size"), [("1f1b", 2), ("interleaved", 2), ("zb-v", 6)])
+@pytest.mark.parametrize(("name", "size"), [("1f1b", 2), ("interleaved", 2), ("zb-v", 6), ("dualpipe", 2),
+                                            ("dualpipe", 6)])
 def test_copies_begin_with_the_values_of_the_first_stage(name: str, size: int) -> None:
     """Also where two stages of one rank have their own copies."""
     expected = pp.truth(4)

@@ -103,3 +103,33 @@ def test_any_module_between_two_layers(name: str) -> None:
 
     task, updates = stage_cases.Task(make, loss), [torch_models.batches(3, 2), torch_models.batches(3, 2)]
     task.check(3, Pipeline("zb-h1"), updates, pp.observe(task.whole(), updates))
+
+
+def test_two_copies_save_running_statistics_and_random_state_by_stage_of_the_model(tmp_path: Any) -> None:
+    """The rank in the middle has its stage in both copies, with one set of buffers."""
+    def make() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+    task = stage_cases.Task(make, lambda y, batch: ((y - batch[1]).square().sum(), len(batch[1])))
+    generator = torch.Generator().manual_seed(3)
+    data = [tuple(torch.randn(5, width, generator=generator).double() for width in (3, 2)) for _ in range(6)]
+
+    def first(context: Any) -> tuple[int, float]:
+        trainer = task.pipelined(context, Pipeline("dualpipe"), zero=ZERO_1)
+        trainer.step(data)
+        names = [{"0.torch_rng", "2.torch_rng"}, {"1.torch_rng"}, {"0.torch_rng", "2.torch_rng"}]
+        assert trainer.model.rank_state().keys() == names[context.rank]
+        trainer.save(tmp_path)
+        return int(trainer.model.buffers().get("1.num_batches_tracked", -1)), trainer.evaluate(data).loss
+
+    def again(context: Any) -> tuple[int, float]:
+        trainer = task.pipelined(context, Pipeline("dualpipe"), zero=ZERO_1)
+        trainer.resume(tmp_path, policy="require")
+        return int(trainer.model.buffers().get("1.num_batches_tracked", -1)), trainer.evaluate(data).loss
+
+    saved = pp.on_threads(3, first)
+    assert [number for number, _ in saved] == [-1, 6, -1]  # of both copies
+    for (number, loss), (_, truth) in zip(pp.on_threads(3, again), saved, strict=True):
+        assert loss == pytest.approx(truth, rel=1e-12)
+        assert number in (6, -1)
+    task.whole().resume(tmp_path, policy="require")

@@ -58,6 +58,20 @@ class PipelinePlan:
         """The stages that `rank` holds, its chunks, in order; may be none."""
         return tuple(stage for stage, place in enumerate(self.places) if place == rank)
 
+    def parts_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of the model that `rank` holds, numbered as in the first copy: what its parameters are of."""
+        return tuple(sorted({stage % self.depth for stage in self.stages_of(rank)}))
+
+    def peers(self) -> tuple[tuple[int, ...], ...]:
+        """For each rank those that hold the same stages of the model, itself among them; with one copy nobody else."""
+        parts: list[set[int]] = [set() for _ in range(self.num_ranks)]
+        for stage, rank in enumerate(self.places):
+            parts[rank].add(stage % self.depth)
+        alike: dict[frozenset[int], list[int]] = {}
+        for rank, mine in enumerate(parts):
+            alike.setdefault(frozenset(mine), []).append(rank)
+        return tuple(tuple(alike[frozenset(mine)]) if mine else (rank,) for rank, mine in enumerate(parts))
+
     def before(self, stage: int) -> int | None:
         """The stage that feeds `stage`; None for the first of its copy."""
         return stage - 1 if stage % self.depth else None

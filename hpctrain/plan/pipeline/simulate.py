@@ -1,7 +1,8 @@
 """When everything happens, given how long each action takes: makespan, bubble, idle time.
 
     Times.even(plan)                            1 for a forward, for the gradients of input and of weights, all alike
-    Times((3, 4), (3, 4), (2, 3), message=1)    measured, stage by stage
+    Times((3, 4), (3, 4), (2, 3), message=1)    given stage by stage
+    Times.measured(trainer.trace(), 4)          those of a run
 
 An action begins when its rank is free and what it needs is there: `message` after the neighbour finished it, at once on
 the same rank. Messages cost the ranks no time, and do not wait for each other; reductions and updates take none. Owns
@@ -10,9 +11,12 @@ this arithmetic; exact for integers and fractions. Pure, standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
+from math import fsum
 
 from hpctrain.errors import ConfigError, PlanError
 from hpctrain.plan.pipeline.plan import PipelinePlan
@@ -24,7 +28,7 @@ __all__ = ["Timeline", "Times", "simulate"]
 
 @dataclass(frozen=True)
 class Times:
-    """How long each stage takes for one micro-batch, in any unit. A whole backward takes input plus weight.
+    """How long each stage takes for one micro-batch, in any unit.
 
     Attributes:
         forward: for each stage.
@@ -34,6 +38,7 @@ class Times:
         paired: DualPipe's overlap: a forward right before a whole backward runs together with it, in this part of
             their two times (1: no gain); both begin when both inputs are there, and both results are there at the end.
             None: one after the other.
+        backward: a whole backward, which may be cheaper than its two parts; None: input plus weight.
     """
 
     forward: Sequence[Time]
@@ -41,13 +46,14 @@ class Times:
     backward_weight: Sequence[Time]
     message: Time = 0
     paired: Time | None = None
+    backward: Sequence[Time] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(row) for row in (self.forward, self.backward_input, self.backward_weight)}
-        if len(lengths) != 1 or min(*self.forward, *self.backward_input, *self.backward_weight, self.message,
-                                    self.paired or 0) < 0:
-            raise ConfigError("times: forward, backward_input and backward_weight must have one time of at least 0 for "
-                              "each stage, and message and paired must be at least 0")
+        whole = () if self.backward is None else (self.backward,)
+        rows = (self.forward, self.backward_input, self.backward_weight, *whole)
+        if len({len(row) for row in rows}) != 1 or min(*chain(*rows), self.message, self.paired or 0) < 0:
+            raise ConfigError("times: forward, backward_input, backward_weight and backward must have one time of at "
+                              "least 0 for each stage, and message and paired must be at least 0")
 
     @classmethod
     def even(
@@ -62,13 +68,27 @@ class Times:
         count = len(plan.places)
         return cls((forward,) * count, (backward_input,) * count, (backward_weight,) * count)
 
+    @classmethod
+    def measured(cls, spans: Iterable[Span], num_stages: int) -> Times:
+        """The mean times of a run, each kind of action by itself. What did not run is taken from what did, else 0."""
+        found: dict[tuple[type, int], list[float]] = defaultdict(list)
+        for span in spans:
+            found[type(span.action), getattr(span.action, "stage", 0)].append(float(span.stop - span.start))
+        mean = {key: fsum(times) / len(times) for key, times in found.items()}
+        forward, whole, first, second = ([mean.get((kind, stage)) for stage in range(num_stages)]
+                                         for kind in (Forward, Backward, BackwardInput, BackwardWeight))
+        backward = [b if b is not None else (i or 0) + (w or 0) for b, i, w in zip(whole, first, second, strict=True)]
+        return cls([f or 0 for f in forward], [b if i is None else i for i, b in zip(first, backward, strict=True)],
+                   [w or 0 for w in second], backward=backward)
+
     def of(self, action: Action) -> Time:
         """How long `action` takes; 0 for what does not compute."""
         match action:
             case Forward():
                 return self.forward[action.stage]
             case Backward():
-                return self.backward_input[action.stage] + self.backward_weight[action.stage]
+                return (self.backward_input[action.stage] + self.backward_weight[action.stage]
+                        if self.backward is None else self.backward[action.stage])
             case BackwardInput():
                 return self.backward_input[action.stage]
             case BackwardWeight():

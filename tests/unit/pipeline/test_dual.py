@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.plan.pipeline.dual import dualpipe, dualpipe_v
+from hpctrain.plan.pipeline.plan import make_plan
 from hpctrain.plan.pipeline.simulate import Times, simulate
 from hpctrain.plan.pipeline.stash import peaks
 from hpctrain.plan.schedule import symbol, to_text
@@ -59,3 +60,14 @@ def test_each_copy_gets_its_half(ranks, micro_batches):
     assert [len(half) for half in halves] == [(micro_batches + 1) // 2, micro_batches // 2]
     assert [*halves[0], *halves[1]] == list(range(micro_batches))
     assert plan.stages_of(0) == ((0, 2 * ranks - 1) if ranks > 1 else (0, 1))
+
+
+def test_who_holds_the_same_stages():
+    five = dualpipe(5, 4)
+    assert [five.parts_of(rank) for rank in range(5)] == [(0, 4), (1, 3), (2,), (1, 3), (0, 4)]
+    assert five.peers() == ((0, 4), (1, 3), (2,), (1, 3), (0, 4))
+    assert dualpipe(1, 2).parts_of(0) == (0,)
+    folded = dualpipe_v(2, 2)
+    assert ([folded.parts_of(rank) for rank in (0, 1)], folded.peers()) == ([(0, 3), (1, 2)], ((0,), (1,)))
+    nothing = make_plan("second", 1, (1, 1), [[], [], []])
+    assert nothing.peers() == ((0,), (1,), (2,))
