@@ -147,14 +147,14 @@ def data(make: Any, number: int) -> list[Any]:
 def test_as_many_bytes_as_planned(make: Any, name: str, ranks: int, number: int) -> None:
     pipeline = Pipeline(name)
     plan = pipeline.plan(ranks, number)
-    found: dict[int, Watched] = {}
+    found: dict[tuple[int, int], Watched] = {}
 
     def run(context: Any) -> int:
         kept, passing = Alive(), Alive()
 
         def stage(s: int) -> Watched:
-            found[s] = Watched(make(plan.depth, s), kept, passing)
-            return found[s]
+            found[context.rank, s] = Watched(make(plan.depth, s), kept, passing)
+            return found[context.rank, s]
 
         trainer = PipelineTrainer(context, stage, pipeline, **pp.options())
         batch = data(make, number)
@@ -167,7 +167,7 @@ def test_as_many_bytes_as_planned(make: Any, name: str, ranks: int, number: int)
         return most
 
     most = pp.on_threads(ranks, run)
-    stages = [found[s % plan.depth] for s in range(len(plan.places))]
+    stages = [found[place, s % plan.depth] for s, place in enumerate(plan.places)]
     activation, weight_part = [s.activation for s in stages], [s.weight_part for s in stages]
     assert min(activation) > 0 and (max(weight_part) > 0) == any(
         isinstance(action, BackwardInput) for order in plan.orders for action in order)
