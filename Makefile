@@ -3,7 +3,7 @@
 #   make train    a small GPT on real text, on RANKS ranks: checkpoint, curve, sample, summary in runs/readme
 #                 (goes on where it stopped; make train TRAIN=--restart begins anew)
 #   make test     every test        make lint    style, types, layers        make doctor    what each rank sees
-#   make bench    every table; make bench-step, bench-collectives, bench-zero, bench-offload: one
+#   make bench    every table; make bench-step, bench-collectives, bench-zero, bench-pipeline: one
 #
 # The environment (.venv) is made on the first call and renewed when setup.cfg or constraints.txt change. Where torch's
 # build with CUDA is not wanted:  make setup PIP="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -30,7 +30,7 @@ bind = $(if $(filter 1,$(shell [ $(1) -le $(CORES) ] && echo 1)),--bind-to core:
 own_tmp = own=$$(mktemp -d) && trap 'rm -rf "$$own"' EXIT && TMPDIR=$$own
 mpirun = $(own_tmp) mpirun --oversubscribe $(call bind,$(1)) -n $(1)
 mpich = $(own_tmp) LD_LIBRARY_PATH=$(CURDIR)/$(MPICH)/lib MPI4PY_MPIABI=mpich $(MPICH)/bin/mpirun -n $(1)
-BENCHES := bench-collectives bench-step bench-zero bench-optimizer bench-offload
+BENCHES := bench-collectives bench-step bench-zero bench-optimizer bench-offload bench-pipeline
 
 .PHONY: help setup train test test-unit test-mpi test-mpich test-jobs lint doctor bench clean $(BENCHES)
 

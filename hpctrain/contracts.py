@@ -18,13 +18,16 @@ from typing import Any, Protocol
 
 from hpctrain.plan.placement import Placement
 
-__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Request", "Transport",
-           "UpdateNumbers", "Work"]
+__all__ = ["Array", "Arrays", "ArraysOf", "Model", "Native", "NativeCall", "Place", "Replicated", "Request",
+           "Transport", "UpdateNumbers", "Work"]
 
 Array = Any  # an array of some library
 
 #: Where memory lies in what a transport allocated: (number of the allocation, offset in bytes).
 Place = tuple[int, int]
+
+#: Which arrays of a nest: all, none, or said by part (keys of a dict, positions in a list or tuple; left out: none).
+Replicated = bool | Mapping[Any, Any]
 
 
 class Request(Protocol):
@@ -260,9 +263,16 @@ class Work(Protocol):
 
 
 class Model(Protocol):
-    """What an engine sees of a model (one pipeline stage of it). Fulfilled by `adapters`."""
+    """What an engine sees of a model (one pipeline stage of it). Fulfilled by `adapters`.
+
+    Attributes:
+        arrays: of its parameters.
+        splits: set before a forward: whether its backward will come in two parts. Only a hint: each kind of backward is
+            right after any forward.
+    """
 
     arrays: Arrays
+    splits: bool
 
     @property
     def placements(self) -> Sequence[Placement]:
@@ -280,6 +290,12 @@ class Model(Protocol):
         From then on the model computes with that dtype. Frozen parameters are bound like the others.
         """
 
+    def move(self, name: str, parameter: Array) -> None:
+        """From now on the parameter is this flat array, with the values that are there; its type is the bound one's.
+
+        What it was before stays as it is: a backward may come that needs it, and moves the parameter back first.
+        """
+
     def check(self) -> None:
         """Raises ConfigError where the parameters are no longer those that were bound (moved, thawed). Every step."""
 
@@ -288,6 +304,17 @@ class Model(Protocol):
 
     def forward(self, micro_batch: Any, inputs: Any = None, *, training: bool = True) -> tuple[Any, Any]:
         """Runs one micro-batch; gives (outputs, stash). The last stage's outputs are the numbers (loss_sum, weight)."""
+
+    @property
+    def replicated(self) -> Replicated:
+        """Which arrays of a stage's outputs have the same bits on all ranks of its tensor group; False: none.
+
+        They may travel in pieces, a piece a rank, so where one differs all the same, the next stage gets a mixture. Of
+        such an array the next stage gives one gradient, with the same bits on all ranks of its own tensor group: that
+        of the array as a whole, summed over the group. All other arrays, and their gradients, go as they are from each
+        rank to the rank at its place in the next stage's group. The structure of outputs is the same on all ranks. Read
+        once, when the pipeline is made.
+        """
 
     def backward(self, stash: Any, output_grads: Any, deliver: Callable[[str, Array], None],
                  scale: float = 1.0) -> Any:

@@ -47,7 +47,10 @@ class LaunchError(HpctrainError, RuntimeError):
 
 
 class MismatchError(HpctrainError, RuntimeError):
-    """Ranks of one group called different collectives. Nothing was moved; raised on all ranks alike (debug mode)."""
+    """Ranks of one group called different collectives, or hold different arrays where they must be the same.
+
+    Nothing was moved; raised on all ranks alike.
+    """
 
 
 class TransportError(HpctrainError, RuntimeError):

@@ -72,7 +72,8 @@ def layers(model: Any, steps: Sequence[Step] | None = None) -> Chain:
 
 
 def stage(whole: Chain, bounds: Sequence[int] | int, number: int, loss: OutputLoss, *,
-          inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = ()) -> TorchStage:
+          inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = (),
+          own_autograd: bool = False) -> TorchStage:
     """The Model of one stage of a pipeline. Local.
 
     Parameters are named as in the whole model. A parameter that an earlier stage has as well (tied embeddings) is
@@ -88,6 +89,8 @@ def stage(whole: Chain, bounds: Sequence[int] | int, number: int, loss: OutputLo
             as the loss of `adapt`.
         inputs: `inputs(micro_batch)` is what the first layer is called with. None: the first entry of the micro-batch.
         no_decay: glob patterns of parameter names that weight decay is not meant for.
+        own_autograd: whether the layers call autograd themselves (a gradient within a forward). Where backwards come in
+            two parts, that is refused otherwise, and costs some time.
 
     Raises:
         ConfigError: bounds that do not fit the layers, or no such stage.
@@ -96,14 +99,16 @@ def stage(whole: Chain, bounds: Sequence[int] | int, number: int, loss: OutputLo
     if not 0 <= number < len(cuts) - 1:
         raise ConfigError(f"stage = {number!r}; legal are 0 to {len(cuts) - 2}")
     ends = Ends(_first_entry if inputs is None else inputs, loss)
-    return TorchStage(whole, cuts, number, ends, arrays_of(torch.empty(0)), no_decay)
+    return TorchStage(whole, cuts, number, ends, arrays_of(torch.empty(0)), no_decay, own_autograd=own_autograd)
 
 
 def stages(whole: Chain, bounds: Sequence[int] | int, loss: OutputLoss, *,
-           inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = ()) -> list[TorchStage]:
+           inputs: Callable[[Any], Any] | None = None, no_decay: Sequence[str] = (),
+           own_autograd: bool = False) -> list[TorchStage]:
     """All stages, each as `stage` makes it. Local."""
     cuts = check_bounds(bounds, len(whole.layers))
-    return [stage(whole, cuts, number, loss, inputs=inputs, no_decay=no_decay) for number in range(len(cuts) - 1)]
+    return [stage(whole, cuts, number, loss, inputs=inputs, no_decay=no_decay, own_autograd=own_autograd)
+            for number in range(len(cuts) - 1)]
 
 
 def _first_entry(micro_batch: Any) -> Any:

@@ -57,8 +57,11 @@ def sent(nest: Any) -> Any:
 
 
 def by_hand(stages: Sequence[TorchStage], batches: Sequence[Any], *, split: bool,
-            scale: float = 1.0) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """As `whole`: all forwards, then all backwards, in one part each, or in two with the second parts at the end."""
+            splits: bool | None = None, scale: float = 1.0) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """As `whole`: all forwards, then all backwards, in one part each, or in two with the second parts at the end.
+
+    `splits` is what the stages are told, if not the truth.
+    """
     gradients: dict[str, torch.Tensor] = {}
 
     def deliver(name: str, gradient: torch.Tensor) -> None:
@@ -71,6 +74,7 @@ def by_hand(stages: Sequence[TorchStage], batches: Sequence[Any], *, split: bool
         value: Any = None
         stashes.append([])
         for stage in stages:
+            stage.splits = split if splits is None else splits
             value, stash = stage.forward(batch, sent(value))
             stashes[-1].append(stash)
         losses.append(value[0])

@@ -7,6 +7,7 @@ out. With one rank, or without sharding, the one range is the whole buffer. All 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -70,6 +71,13 @@ class FlatOptimizer:
                     copies = [b.copies[p.range][p.in_range] for p in chunk] if b.copies else []
                     states = [[state[number][p.in_own] for p in chunk] for state in self.state.values()]
                     yield _Run(i, member.weight_decay, number, chunk, masters, states, copies)
+
+    def over(self, buffers: Sequence[OwnBuffer]) -> FlatOptimizer:
+        """This optimizer, with its state, for other memory of the same ranges: masters or copies lie elsewhere."""
+        twin = copy(self)
+        twin.buffers = tuple(buffers)
+        twin._runs = list(twin._make_runs())
+        return twin
 
     def learning_rates(self, update: int) -> list[float]:
         """The learning rate of each group for the update after `update` applied ones."""

@@ -6,7 +6,8 @@
 The frame is the length of the text, 0 where the form is the one before. Each receiver awaits one message ahead.
 Whether it awaits the arrays too, both ends know: it does where the last two messages had arrays of the same types and
 shapes. If they have changed all the same, the sender first sends as much as is awaited, of no meaning. Where the form
-of a gradient has no array that needs one, there is no message.
+of a gradient has no array that needs one, there is no message. Of arrays that a tensor group has alike each of its
+ranks sends a piece (`pieces`): both ends know from the form which.
 
 Owns this protocol, on one channel of a group each. Knows no schedule: who sends in which order is derived elsewhere.
 """
@@ -14,24 +15,29 @@ Owns this protocol, on one channel of a group each. Knows no schedule: who sends
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.collectives import Group
-from hpctrain.contracts import Array, Arrays, ArraysOf, Work
+from hpctrain.contracts import Array, Arrays, ArraysOf, Replicated, Work
 from hpctrain.pipeline.buffers import Buffers
 from hpctrain.pipeline.nest import Form, Leaf, describe
+from hpctrain.pipeline.pieces import Replicas
 
 __all__ = ["GradientReceiver", "GradientSender", "Link", "Receiver", "Sender"]
 
-_FRAME = 8  # bytes
+_FRAME_BYTES = 8
+_FRAME = Leaf("uint8", (_FRAME_BYTES,), False)
 _NOTHING = Form("null")
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction between two ranks: a channel of `group` to or from rank `peer`, and what is under way on it."""
+    """One direction between two ranks: a channel of `group` to or from rank `peer`, and what is under way on it.
+
+    `replicas`: the tensor group, where there is one; `check` and `complete` are collective over it, all else is local.
+    """
 
     group: Group
     arrays: Arrays
@@ -39,6 +45,7 @@ class Link:
     peer: int
     channel: int
     pending: deque[Work]
+    replicas: Replicas | None = None
 
     def send(self, array: Array) -> None:
         """Starts a message; forgets those that are through."""
@@ -46,10 +53,26 @@ class Link:
             self.pending.popleft()
         self.pending.append(self.group.start_send(array, self.peer, channel=self.channel))
 
+    def send_all(self, arrays: Iterable[Array], leaves: Iterable[Leaf]) -> None:
+        """Starts a message for each array, or this rank's piece of it."""
+        for array, leaf in zip(arrays, leaves, strict=True):
+            self.send(array if self.replicas is None else self.replicas.piece(array, leaf))
+
     def recv(self, leaf: Leaf) -> tuple[Array, Work]:
-        """Starts to receive into memory of the pool."""
+        """Starts to receive an array, or this rank's piece of it in its place, into memory of the pool."""
         array = self.buffers.take(leaf.dtype, leaf.shape)
-        return array, self.group.start_recv(array, self.peer, channel=self.channel)
+        into = array if self.replicas is None else self.replicas.piece(array, leaf)
+        return array, self.group.start_recv(into, self.peer, channel=self.channel)
+
+    def check(self, arrays: Sequence[Array], leaves: Sequence[Leaf]) -> None:
+        """Before a send: whether what is called replicated is."""
+        if self.replicas is not None:
+            self.replicas.check(arrays, leaves)
+
+    def complete(self, arrays: Sequence[Array], leaves: Sequence[Leaf]) -> None:
+        """When a message has landed: puts its pieces together."""
+        if self.replicas is not None:
+            self.replicas.complete(arrays, leaves)
 
     def finish(self) -> None:
         """Waits until all that was sent may be overwritten."""
@@ -64,45 +87,42 @@ class _History:
         self.form = _NOTHING
         self.known = False  # whether the arrays of the next message are awaited
 
-    @property
-    def layout(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Types and shapes of the last message's arrays."""
-        return _layout(self.form)
-
     def add(self, form: Form) -> None:
         """A message was sent, or received."""
-        self.known = self.form is _NOTHING or _layout(form) == self.layout
+        self.known = self.form is _NOTHING or form.layout == self.form.layout
         self.form = form
 
 
-def _layout(form: Form) -> list[tuple[str, tuple[int, ...]]]:
-    return [(leaf.dtype, leaf.shape) for leaf in form.leaves]
-
-
 class Sender:
-    """Sends activations. `needs(dtype)`: whether arrays of that type need a gradient."""
+    """Sends activations.
 
-    def __init__(self, link: Link, arrays_of: ArraysOf, needs: Callable[[str], bool]) -> None:
-        self.link, self._arrays_of, self._needs = link, arrays_of, needs
+    `needs(dtype)` says whether arrays of that type need a gradient, `replicated` what `Model.replicated` does.
+    """
+
+    def __init__(self, link: Link, arrays_of: ArraysOf, needs: Callable[[str], bool],
+                 replicated: Replicated = False) -> None:
+        self.link, self._arrays_of, self._needs, self._replicated = link, arrays_of, needs, replicated
         self._history = _History()
 
     def send(self, nest: Any) -> Form:
-        """Starts to send; gives the form. The arrays must be left alone until the link has finished. Local."""
-        text, arrays = describe(nest, self._arrays_of, self._needs)
+        """Starts to send; gives the form. The arrays must be left alone until the link has finished."""
+        text, arrays = describe(nest, self._arrays_of, self._needs, self._replicated)
         history, link = self._history, self.link
         form = history.form if text == history.form.text else Form(text)
         new = form is not history.form
+        link.check(arrays, form.leaves)
         letters = text.encode() if new else b""
-        link.send(_bytes(link.arrays, len(letters).to_bytes(_FRAME, "little")))
-        awaited = history.known and _layout(form) == history.layout
+        link.send(_bytes(link.arrays, len(letters).to_bytes(_FRAME_BYTES, "little")))
+        awaited = history.known and form.layout == history.form.layout
         if awaited:
-            _send_all(link, arrays)
+            link.send_all(arrays, form.leaves)
         elif history.known:
-            _send_all(link, (link.buffers.take(leaf.dtype, leaf.shape) for leaf in history.form.leaves))
+            leaves = history.form.leaves
+            link.send_all((link.buffers.take(leaf.dtype, leaf.shape) for leaf in leaves), leaves)
         if new:
             link.send(_bytes(link.arrays, letters))
         if not awaited:
-            _send_all(link, arrays)
+            link.send_all(arrays, form.leaves)
         history.add(form)
         return form
 
@@ -119,12 +139,12 @@ class Receiver:
     def expect(self) -> None:
         """Posts the receives of the next message, as far as they are known. Local."""
         if self._frame is None:
-            self._frame = self.link.recv(Leaf("uint8", (_FRAME,), False))
+            self._frame = self.link.recv(_FRAME)
             if self._history.known:
                 self._ahead = [self.link.recv(leaf) for leaf in self._history.form.leaves]
 
-    def receive(self) -> tuple[Any, Form]:
-        """The next message and its form. Blocks until it is there."""
+    def receive(self, *, ahead: bool = False) -> tuple[Any, Form]:
+        """The next message and its form; `ahead`: posts the receives of the one after it. Blocks until it is there."""
         self.expect()
         assert self._frame is not None
         history, link = self._history, self.link
@@ -135,9 +155,12 @@ class Receiver:
         form = history.form
         if length:
             form = Form(_wait(link.arrays, link.recv(Leaf("uint8", (length,), False))).decode())
-        if not history.known or _layout(form) != history.layout:
+        if not history.known or form.layout != history.form.layout:
             found = [_landed(pair) for pair in [link.recv(leaf) for leaf in form.leaves]]
         history.add(form)
+        if ahead:  # before the pieces are put together, so that the next message can come meanwhile
+            self.expect()
+        link.complete(found, form.leaves)
         return form.build(found), form
 
 
@@ -148,17 +171,18 @@ class GradientSender:
         self.link, self._arrays_of = link, arrays_of
 
     def send(self, nest: Any, form: Form) -> None:
-        """Starts to send the gradient of a message of that form; what the nest leaves out is zero. Local."""
-        arrays = self.link.arrays
-        needed = [leaf for leaf in form.leaves if leaf.gradient]
-        for leaf, gradient in zip(needed, form.gradients(nest), strict=True):
+        """Starts to send the gradient of a message of that form; what the nest leaves out is zero."""
+        arrays, gradients = self.link.arrays, []
+        for leaf, gradient in zip(form.needing, form.gradients(nest), strict=True):
             if gradient is None:
                 gradient = self.link.buffers.take(leaf.dtype, leaf.shape)
                 arrays.fill(gradient, 0)
             elif self._arrays_of(gradient).dtype(gradient) != leaf.dtype:
                 wide, gradient = gradient, self.link.buffers.take(leaf.dtype, leaf.shape)
                 arrays.assign(gradient, wide)
-            self.link.send(gradient)
+            gradients.append(gradient)
+        self.link.check(gradients, form.needing)
+        self.link.send_all(gradients, form.needing)
 
 
 class GradientReceiver:
@@ -171,19 +195,17 @@ class GradientReceiver:
     def expect(self, form: Form) -> None:
         """Posts the receives of the next message: the gradient of a nest of that form. Local."""
         if self._ahead is None:
-            self._ahead = [self.link.recv(leaf) for leaf in form.leaves if leaf.gradient]
+            self._ahead = [self.link.recv(leaf) for leaf in form.needing]
 
-    def receive(self, form: Form) -> Any:
-        """The gradient of a nest of that form. Blocks until it is there."""
+    def receive(self, form: Form, after: Form | None = None) -> Any:
+        """The gradient of a nest of that form; posts the receives of one of form `after`. Blocks until it is there."""
         self.expect(form)
         assert self._ahead is not None
         found, self._ahead = [_landed(pair) for pair in self._ahead], None
+        if after is not None:
+            self.expect(after)
+        self.link.complete(found, form.needing)
         return form.gradient_nest(found)
-
-
-def _send_all(link: Link, arrays: Iterable[Array]) -> None:
-    for array in arrays:
-        link.send(array)
 
 
 def _bytes(arrays: Arrays, content: bytes) -> Array:

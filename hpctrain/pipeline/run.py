@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import NUM_CHANNELS
-from hpctrain.contracts import Array, Arrays, ArraysOf, Model
+from hpctrain.contracts import Array, Arrays, ArraysOf
 from hpctrain.dtypes import dtype_of
 from hpctrain.errors import UnsupportedError
 from hpctrain.pipeline.buffers import Buffers
 from hpctrain.pipeline.executor import execute
 from hpctrain.pipeline.messages import GradientReceiver, GradientSender, Link, Receiver, Sender
 from hpctrain.pipeline.nest import Form
+from hpctrain.pipeline.pieces import Replicas
+from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.pipeline.messages import Channel
 from hpctrain.plan.pipeline.stash import Peak
 from hpctrain.plan.pipeline.trace import Span
@@ -78,6 +80,7 @@ class PipelineRun:
         group: one rank a place.
         arrays, arrays_of: of this rank's models; of any array.
         trained: for each stage of one copy whether it has trained parameters; the same on all ranks.
+        replicas: the tensor group that has this rank's stages, where there is one; its ranks make each pass together.
 
     Attributes:
         peaks: for each stage of this rank, the most stashes there were at one time in the last `train`.
@@ -85,36 +88,37 @@ class PipelineRun:
         aligned: whether all ranks wait for each other at the beginning, so that their times can be compared.
     """
 
-    def __init__(self, places: Sequence[int], models: Mapping[int, Model], group: Group, arrays: Arrays,
-                 arrays_of: ArraysOf, trained: Sequence[bool]) -> None:
+    def __init__(self, places: Sequence[int], models: Mapping[int, Stage], group: Group, arrays: Arrays,
+                 arrays_of: ArraysOf, trained: Sequence[bool], replicas: Replicas | None = None) -> None:
         self._places, self._models, self._group, self._rank = tuple(places), dict(models), group, group.rank
         self._depth = len(trained)
         self._reached = [any(trained[: stage % self._depth + 1]) for stage in range(len(places))]
         self._buffers = Buffers(arrays)
-        self._make_channels(group, arrays, arrays_of)
+        self._make_channels(group, arrays, arrays_of, replicas if replicas and replicas.group.size > 1 else None)
         self._start(())
         self.peaks: dict[int, Peak] = {}
         self.spans: list[Span] = []
         self.aligned = False
 
-    def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf) -> None:
+    def _make_channels(self, group: Group, arrays: Arrays, arrays_of: ArraysOf, replicas: Replicas | None) -> None:
         numbers = channel_numbers(self._places, self._depth)
 
         def link(channel: Channel, peer: int) -> Link:
-            return Link(group, arrays, self._buffers, peer, numbers[channel], deque())
+            return Link(group, arrays, self._buffers, peer, numbers[channel], deque(), replicas)
 
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._gradient_senders: dict[int, GradientSender] = {}
         self._gradient_receivers: dict[int, GradientReceiver] = {}
-        for stage in self._models:
+        for stage, model in self._models.items():
             before, after = stage - 1, stage + 1
             if not self._is_first(stage) and self._places[before] != self._rank:
                 self._receivers[stage] = Receiver(link(("activation", before), self._places[before]))
                 self._gradient_senders[stage] = GradientSender(link(("grad", stage), self._places[before]), arrays_of)
             if not self._is_last(stage) and self._places[after] != self._rank:
                 needs = _is_float if self._reached[stage] else _never
-                self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs)
+                self._senders[stage] = Sender(link(("activation", stage), self._places[after]), arrays_of, needs,
+                                              model.replicated if replicas is not None else False)
                 self._gradient_receivers[stage] = GradientReceiver(link(("grad", after), self._places[after]))
 
     def _is_first(self, stage: int) -> bool:
@@ -125,7 +129,7 @@ class PipelineRun:
         """Whether it is the last of its copy, which has the loss."""
         return (stage + 1) % self._depth == 0
 
-    def _start(self, order: Iterable[Action]) -> None:
+    def _start(self, order: Sequence[Action]) -> None:
         """A pass begins."""
         self._inputs: dict[_Key, Any] = {}
         self._outputs: dict[_Key, Any] = {}
@@ -140,6 +144,7 @@ class PipelineRun:
         for action in order:
             if isinstance(action, RecvActivation | RecvGrad):
                 self._to_come[type(action), action.stage].append(action.micro_batch)
+        self._split = {(a.stage, a.micro_batch) for a in order if isinstance(a, BackwardInput)}
         for stage, receiver in self._receivers.items():
             if self._to_come[RecvActivation, stage]:
                 receiver.expect()
@@ -147,10 +152,11 @@ class PipelineRun:
     # Passes -----------------------------------------------------------------------------------------------------------
 
     def train(self, order: Sequence[Action], batches: Sequence[Any], gradients: Collector, scale: float,
-              reduce: Callable[[], None]) -> tuple[float, float]:
+              reduce: Callable[[], None], update: Callable[[], None] | None = None) -> tuple[float, float]:
         """Does all actions of `order` (with messages); gives (loss_sum, weight) of what this rank saw of them.
 
-        `scale` multiplies the loss, `reduce` is the reduction of all gradients; the update is left to the caller.
+        `scale` multiplies the loss, `reduce` is the reduction of all gradients, `update` an update; None: it is left to
+        the caller.
         """
         self._start(order)
         self._batches, self._gradients, self._scale, self._training = batches, gradients, scale, True
@@ -161,7 +167,7 @@ class PipelineRun:
             BackwardWeight: self._backward_weight}
         timed = {kind: partial(self._timed, method) for kind, method in methods.items()}
         execute(order, {**timed, **self._message_methods(), ReduceGrads: lambda action: reduce(),
-                        OptimizerStep: lambda action: None})
+                        OptimizerStep: lambda action: update() if update else None})
         return self._finish()
 
     def evaluate(self, order: Sequence[Action], batches: Sequence[Any]) -> tuple[float, float]:
@@ -200,7 +206,9 @@ class PipelineRun:
     def _forward(self, action: Forward) -> None:
         stage, i = action.stage, action.micro_batch
         inputs = self._inputs.pop((stage, i), None)
-        outputs, stash = self._models[stage].forward(self._batches[i], inputs, training=self._training)
+        model = self._models[stage]
+        model.splits = (stage, i) in self._split
+        outputs, stash = model.forward(self._batches[i], inputs, training=self._training)
         if self._is_last(stage):
             loss_sum, weight = outputs
             self._terms[0] += float(loss_sum)
@@ -264,7 +272,8 @@ class PipelineRun:
     def _send_activation(self, action: SendActivation) -> None:
         stage, i = action.stage, action.micro_batch
         self._sent_forms[stage, i] = self._senders[stage].send(self._outputs.pop((stage, i)))
-        self._expect_gradient(stage)
+        if (form := self._next_gradient(stage)) is not None:
+            self._gradient_receivers[stage].expect(form)
 
     def _send_in_rounds(self, action: SendActivation) -> None:
         """As `_send_activation`, but a rank that is faster than the next does not pile up what it sends.
@@ -278,12 +287,10 @@ class PipelineRun:
 
     def _receive_activation(self, action: RecvActivation) -> None:
         stage, i = action.stage, action.micro_batch
-        receiver = self._receivers[stage]
-        self._inputs[stage, i], self._received_forms[stage, i] = receiver.receive()
         to_come = self._to_come[RecvActivation, stage]
         to_come.popleft()
-        if to_come:
-            receiver.expect()
+        found = self._receivers[stage].receive(ahead=bool(to_come))
+        self._inputs[stage, i], self._received_forms[stage, i] = found
 
     def _send_gradient(self, action: SendGrad) -> None:
         key = action.stage, action.micro_batch
@@ -292,14 +299,13 @@ class PipelineRun:
     def _receive_gradient(self, action: RecvGrad) -> None:
         stage, i = action.stage, action.micro_batch
         self._to_come[RecvGrad, stage].popleft()
-        self._output_grads[stage, i] = self._gradient_receivers[stage].receive(self._sent_forms.pop((stage, i)))
-        self._expect_gradient(stage)
+        form, after = self._sent_forms.pop((stage, i)), self._next_gradient(stage)
+        self._output_grads[stage, i] = self._gradient_receivers[stage].receive(form, after)
 
-    def _expect_gradient(self, stage: int) -> None:
-        """Posts the receives of the next gradient, once it is known what comes."""
+    def _next_gradient(self, stage: int) -> Form | None:
+        """The form of the next gradient, once it is known what comes."""
         to_come = self._to_come[RecvGrad, stage]
-        if to_come and (stage, to_come[0]) in self._sent_forms:
-            self._gradient_receivers[stage].expect(self._sent_forms[stage, to_come[0]])
+        return self._sent_forms.get((stage, to_come[0])) if to_come else None
 
 
 def channel_numbers(places: Sequence[int], depth: int | None = None) -> dict[Channel, int]:

@@ -135,12 +135,15 @@ class Context:
                  **options: Any) -> PipelineTrainer:
         """A `hpctrain.runtime.pipeline_trainer.PipelineTrainer` of `stages` on this job; see there. Collective.
 
-        Stop signals as in `trainer`.
+        For schedules that update while micro-batches are under way a `hpctrain.runtime.stale.StaleTrainer`. Stop
+        signals as in `trainer`.
         """
         from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+        from hpctrain.runtime.stale import StaleTrainer
 
         self.signals.install()
-        made = PipelineTrainer(self, stages, pipeline, trace=trace, **options)
+        kind = StaleTrainer if pipeline.is_stale(self.size) else PipelineTrainer
+        made = kind(self, stages, pipeline, trace=trace, **options)
         self._threads.apply(made.model.arrays)
         return made
 

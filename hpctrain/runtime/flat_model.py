@@ -71,16 +71,17 @@ class FlatModel:
         """What this rank updates of a region, without empty ranges."""
         return tuple((a, b) for a, b in region.updated_by(self.group.rank, self.zero.stage) if a < b)
 
-    def own_buffers(self) -> list[OwnBuffer]:
-        """What this rank updates, for an optimizer."""
+    def own_buffers(self, homes: Sequence[Held] | None = None) -> list[OwnBuffer]:
+        """What this rank updates, for an optimizer; with `homes`, of a copy of the parameters that is there."""
         made = []
         for i, region in enumerate(self.trained):
             held, master = self.parameters.held[i], self.parameters.masters[i]
-            ranges = self._updated[i]
+            ranges, home = self._updated[i], held if homes is None else homes[i]
             late = master is held or self.zero.offload.delay
-            copies = () if late else [held.piece(*r) for r in ranges]
+            copies = () if late else [home.piece(*r) for r in ranges]
             dtype = region.layout.dtype if master is held else region.types.master
-            made.append(OwnBuffer(region.layout, dtype, ranges, [master.piece(*r) for r in ranges], copies))
+            updated = home if master is held else master
+            made.append(OwnBuffer(region.layout, dtype, ranges, [updated.piece(*r) for r in ranges], copies))
         return made
 
     def own_gradients(self) -> list[list[Array]]:

@@ -6,16 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.errors import ConfigError, UnsupportedError, choices
+from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
 from hpctrain.plan.pipeline.plan import PipelinePlan
-from hpctrain.plan.schedule import OptimizerStep
+from hpctrain.plan.pipeline.updates import is_stale
 from hpctrain.zero.options import Zero
 
-__all__ = ["RUNNABLE", "Pipeline", "check_zero"]
+__all__ = ["RUNNABLE", "STALE", "Pipeline", "check_zero"]
 
-#: The schedules that can be run: those that update all ranks together, from one version of the weights.
-RUNNABLE = tuple(name for name in SCHEDULES if not name.startswith("pipedream"))
+#: The schedules that update while micro-batches are under way, with several versions of the weights.
+STALE = tuple(name for name in SCHEDULES if name.startswith("pipedream"))
+
+#: Those that update all ranks together, from one version of the weights.
+RUNNABLE = tuple(name for name in SCHEDULES if name not in STALE)
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Pipeline:
     """A pipeline along one axis of the ranks: `hpctrain.Pipeline("1f1b", ranks=4)`. See docs/pipelines.md.
 
     Attributes:
-        schedule: a name of RUNNABLE; or a plan; or a function of (ranks, micro-batches) that makes one.
+        schedule: a name of RUNNABLE or STALE; or a plan; or a function of (ranks, micro-batches) that makes one.
         ranks: ranks of one pipeline; None: all ranks, or those of the plan. The job has a multiple of them, and the
             data is shared out over the pipelines.
         chunks: stages a rank, where the schedule takes that.
@@ -36,9 +39,6 @@ class Pipeline:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, str) and self.schedule in SCHEDULES and self.schedule not in RUNNABLE:
-            raise UnsupportedError(f"pipeline.schedule = {self.schedule!r} can be planned, but not run: it updates "
-                                   f"with stale gradients; legal are {choices(RUNNABLE)}")
         if self.ranks is not None and (isinstance(self.ranks, bool) or not isinstance(self.ranks, int)
                                        or self.ranks < 1):
             raise ConfigError(f"pipeline.ranks = {self.ranks!r} must be an integer of at least 1, or None")
@@ -62,7 +62,6 @@ class Pipeline:
 
         Raises:
             ConfigError: the schedule is not for so many ranks or micro-batches, or does not take an option.
-            UnsupportedError: a plan with several versions of the weights, or with several updates.
         """
         options = {"chunks": self.chunks, **self.options}
         if isinstance(self.schedule, str):
@@ -73,16 +72,16 @@ class Pipeline:
         if made.num_ranks != num_ranks or made.num_micro_batches != num_micro_batches:
             raise ConfigError(f"the plan {made.name!r} is for {made.num_ranks} ranks and {made.num_micro_batches} "
                               f"micro-batches, not for {num_ranks} and {num_micro_batches}")
-        updates = [sum(isinstance(action, OptimizerStep) for action in order) for order in made.orders]
-        if made.weights != "one" or max(updates) > 1:
-            raise UnsupportedError(f"the plan {made.name!r} has weights {made.weights!r} and {max(updates)} updates; "
-                                   "legal are 'one' and 1")
         return made
 
     def first_plan(self, num_ranks: int) -> PipelinePlan:
         """A plan that shows where the stages are, which is the same whatever the number of micro-batches."""
         fixed = self.schedule.num_micro_batches if isinstance(self.schedule, PipelinePlan) else 1
         return self.plan(num_ranks, fixed)
+
+    def is_stale(self, size: int) -> bool:
+        """Whether a step updates several times, in a job of `size` ranks; of a function its plan for 1 micro-batch."""
+        return is_stale(self.first_plan(self.num_ranks(size)))
 
 
 def check_zero(zero: Zero) -> None:

@@ -6,7 +6,7 @@ Owns what only a pipeline can tell: its plan, its peaks, its trace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.pipeline.stash import Peak
@@ -44,9 +44,11 @@ class PipelineTrainer(Trainer):
         PlanError: the schedule cannot be run; nothing ran.
     """
 
+    _pipelined_by: ClassVar[type[Pipelined]] = Pipelined
+
     def __init__(self, context: Context, stages: StageModels, pipeline: Pipeline, *, trace: bool = False,
                  **options: Any) -> None:
-        self._pipelined = Pipelined(context.world, stages, pipeline)
+        self._pipelined = self._pipelined_by(context.world, stages, pipeline)
         super().__init__(context, self._pipelined.model, parallel=self._pipelined, **options)
         assert isinstance(self._passes, PipelinePasses)
         self._run = self._passes.run

@@ -20,14 +20,16 @@ from typing import Any
 from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.contracts import Model
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.pipeline.run import PipelineRun
+from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.mesh import Mesh
 from hpctrain.plan.pipeline.alone import alone
 from hpctrain.plan.pipeline.forwards import forwards
 from hpctrain.plan.pipeline.messages import with_messages
 from hpctrain.plan.pipeline.plan import PipelinePlan
 from hpctrain.plan.pipeline.proof import prove
+from hpctrain.plan.pipeline.updates import is_stale
 from hpctrain.plan.schedule import Action
 from hpctrain.runtime.decision import Decider
 from hpctrain.runtime.flat_model import FlatModel
@@ -61,14 +63,16 @@ class Pipelined:
         ranks = options.num_ranks(world.size)
         first = options.first_plan(ranks)
         prove(first)
-        self.places, self.depth = first.places, first.depth
+        self.accept(first)
+        self.places, self.depth, self.schedule = first.places, first.depth, first.name
         if not callable(stages) and len(stages) != self.depth:
             raise ConfigError(f"stages has {len(stages)} models; {first.name!r} on {ranks} ranks has "
                               f"{self.depth} stages")
         mesh = Mesh({"pipeline": ranks, "data": world.size // ranks})
         self.mesh: Mapping[str, int] = dict(mesh.lengths)
         self.data_rank = mesh.coordinates(world.rank)["data"]
-        self.pipeline = _subgroup(world, mesh.group(world.rank, "pipeline"))
+        self.ranks = mesh.group(world.rank, "pipeline")
+        self.pipeline = _subgroup(world, self.ranks)
         place = self.pipeline.rank
         peers = first.peers()
         self.data = _subgroup(world, _columns(mesh, peers[place]))
@@ -96,6 +100,7 @@ class Pipelined:
                 holders.setdefault(name, set()).add((part, place))
         self.trained = [any(not frozen for *_, frozen in tables[place][str(part)])
                         for part, place in enumerate(self.places[: self.depth])]
+        self.spread = sorted(name for name, pairs in holders.items() if len({place for _, place in pairs}) > 1)
         tied: dict[str, tuple[int, ...]] = {}
         for name, pairs in holders.items():
             places = {place for _, place in pairs}
@@ -105,6 +110,13 @@ class Pipelined:
         self.elsewhere = frozenset(name for name in tied if self.places[found[name][0]] not in here)
         self.tied = tied_groups(self.world, tied)
         share_values(self.model, self.tied)
+
+    def accept(self, plan: PipelinePlan) -> None:
+        """Raises UnsupportedError for several updates, or versions of the weights, in a step. Local."""
+        if is_stale(plan):
+            raise UnsupportedError(f"the plan {plan.name!r} for {plan.num_micro_batches} micro-batches has several "
+                                   "updates or versions of the weights, and that for 1 has not; legal is weights other "
+                                   "than 'one' for all numbers, or one update for all")
 
     def check(self, options: TrainerOptions) -> None:
         """ZeRO stages 2 and 3 and offload are refused."""
@@ -130,6 +142,7 @@ class Pipelined:
             raise ConfigError(f"{plan.name!r} puts {plan.depth} stages on ranks {plan.places} for {num_micro_batches} "
                               f"micro-batches, but the models are {self.depth} stages on {self.places}")
         prove(plan)
+        self.accept(plan)
         return plan
 
 
@@ -140,12 +153,13 @@ class PipelinePasses:
     pipelines may have other numbers of them, or none.
     """
 
-    def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None]) -> None:
+    def __init__(self, pipelined: Pipelined, flat: FlatModel, part: Callable[[str], None],
+                 stages: Mapping[int, Stage] | None = None) -> None:
         self._pipelined, self._flat, self._part = pipelined, flat, part
         # Ranks that hold the same stages in other copies complete them in another order, or twice.
         self._gradients = TiedGradients(flat, pipelined.tied, early=pipelined.depth == len(pipelined.places))
-        self.run = PipelineRun(pipelined.places, pipelined.models, pipelined.pipeline, pipelined.model.arrays,
-                               arrays_of, pipelined.trained)
+        self.run = PipelineRun(pipelined.places, pipelined.models if stages is None else stages, pipelined.pipeline,
+                               pipelined.model.arrays, arrays_of, pipelined.trained)
         self._orders: dict[int, Sequence[Action]] = {}
         self.unused: frozenset[str] = frozenset()
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from math import isfinite
 
 from hpctrain.contracts import Array, Arrays, Model
+from hpctrain.runtime.flat_model import FlatModel
 
-__all__ = ["Look", "buffers_kept"]
+__all__ = ["Look", "buffers_kept", "in_memory"]
 
 
 class Look:
@@ -43,6 +44,16 @@ class Look:
         if not isfinite(loss_sum):
             return f"micro-batch {micro_batch}: the loss is {loss_sum}"
         return f"micro-batch {micro_batch}: the gradient of {self.found!r}" if self.found else ""
+
+
+def in_memory(flat: FlatModel) -> str:
+    """The first parameter whose gradient in memory, a sum over micro-batches, is not finite; "" if all are."""
+    arrays = flat.model.arrays
+    for region, held in zip(flat.trained, flat.gradients.held, strict=True):
+        for slot in region.layout.slots:
+            if not isfinite(arrays.sum_of_squares(held.piece(slot.start, slot.stop))):
+                return f"the gradient of {slot.name!r}"
+    return ""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpctrain.arrays import arrays_of
-from hpctrain.contracts import Array, Arrays, Model
+from hpctrain.contracts import Array, Arrays, Model, Replicated
 from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.placement import Placement
 
@@ -21,6 +21,9 @@ __all__ = ["Stages"]
 
 class Stages:
     """`models` by number of stage, ascending; there may be none. Fulfils `contracts.Model` but for passes."""
+
+    splits = False
+    replicated: Replicated = False  # asked of each stage by itself
 
     def __init__(self, models: Mapping[int, Model]) -> None:
         self.models = dict(models)
@@ -42,6 +45,11 @@ class Stages:
         """One home for all stages; the values are those of the lowest."""
         for model in reversed(self._users[name]):
             model.bind(name, parameter)
+
+    def move(self, name: str, parameter: Array) -> None:
+        """For all stages."""
+        for model in self._users[name]:
+            model.move(name, parameter)
 
     def check(self) -> None:
         """Of all stages."""

@@ -8,11 +8,13 @@ import tempfile
 import numpy as np
 import pipeline_parity as pp
 import pytest
+import stale_cases as sc
 
 import hpctrain
 from hpctrain.errors import NonFiniteError
-from hpctrain.runtime.pipeline_options import RUNNABLE, Pipeline
+from hpctrain.runtime.pipeline_options import RUNNABLE, STALE, Pipeline
 from hpctrain.runtime.pipeline_trainer import PipelineTrainer
+from hpctrain.runtime.stale import StaleTrainer
 from hpctrain.runtime.step import Trainer
 
 
@@ -33,6 +35,24 @@ def test_a_data_axis_beside_it(name: str, chunks: int | None, stage: int) -> Non
                    zero=hpctrain.Zero(stage, bucket_bytes=100))
     bits = [b for b in context.world.exchange([float(x) for x in seen.weights.get("0.weight", ())]) if b]
     assert all(b == bits[0] for b in bits)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("name", STALE)
+def test_stale_schedules_are_the_delayed_update(name: str, zero: int) -> None:
+    context = hpctrain.start()
+    sc.case(context, name, context.size, [6, 1], kind="torch", rule="adamw", zero=zero)
+    if context.size % 2 == 0:
+        sc.case(context, name, context.size // 2, [5, 4], zero=zero)
+
+
+def test_the_context_makes_the_trainer_that_a_schedule_takes() -> None:
+    context = hpctrain.start()
+    layers = pp.layers(tied=False)
+    for name, kind in (("pipedream", StaleTrainer), ("1f1b", PipelineTrainer)):
+        made = context.pipeline(lambda s: pp.n.stage(layers, pp.n.cross_entropy, pp.uniform(8, context.size), s),
+                                Pipeline(name), optimizer=hpctrain.SGD())
+        assert type(made) is kind
 
 
 def test_larger_messages() -> None:

@@ -55,12 +55,19 @@ def test_a_plan_that_breaks_later_is_refused_before_it_runs() -> None:
     pp.on_threads(2, run)
 
 
-@pytest.mark.parametrize("name", ["pipedream", "pipedream-vertical", "pipedream-2bw"])
-def test_schedules_that_cannot_be_run_are_named_with_the_legal_ones(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"'{name}'.*legal are 'naive', .* or 'dualpipe-v'"):
-        Pipeline(name)
-    with pytest.raises(UnsupportedError, match="has weights '.*legal are 'one' and 1"):
-        Pipeline(schedule(name, 2, 4)).first_plan(2)
+def test_a_plan_that_updates_several_times_only_later_is_refused() -> None:
+    """Which trainer it takes is decided once."""
+    def function(ranks: int, number: int) -> Any:
+        plan = schedule("pipedream", ranks, number)
+        return replace(plan, weights="one") if number == 1 else plan
+
+    def run(context: Any) -> None:
+        trainer = pp.pipelined(context, Pipeline(function))
+        assert trainer.step(pp.global_batch(1)).update == 1
+        with pytest.raises(UnsupportedError, match="'pipedream' for 2 micro-batches has several updates or versions"):
+            trainer.step(pp.global_batch(2))
+
+    pp.on_threads(2, run)
 
 
 def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:

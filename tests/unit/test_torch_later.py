@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import stage_cases
@@ -16,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import hpctrain.torch
+from hpctrain.errors import UnsupportedError
 
 WIDTH = torch_models.WIDTH
 
@@ -166,19 +168,20 @@ def test_both_parts_equal_autograd(name: str, ends: str) -> None:
     batches = torch_models.batches(2, 5)
     torch.manual_seed(3)
     truth = stage_cases.whole(module, squared_error, batches, 0.7)
-    for split in (True, False):
-        stages = hpctrain.torch.stages(hpctrain.torch.layers(module), len(module), squared_error)
+    for split, splits in itertools.product((True, False), repeat=2):
+        stages = hpctrain.torch.stages(hpctrain.torch.layers(module), len(module), squared_error,
+                                       own_autograd=name == "penalty")
         stage_cases.bind(stages)
         torch.manual_seed(3)
-        found = stage_cases.by_hand(stages, batches, split=split, scale=0.7)
+        found = stage_cases.by_hand(stages, batches, split=split, splits=splits, scale=0.7)
         stage_cases.assert_equal(found, truth)
         for stage in stages:
             assert all(type(p) is nn.Parameter and p.grad is None for p in stage.module.parameters())
 
 
-def _first_part(module: nn.Module, x: Tensor, *, splits: bool = True) -> Any:
+def _first_part(module: nn.Module, x: Tensor, *, splits: bool = True, own_autograd: bool = False) -> Any:
     chain = hpctrain.torch.layers([nn.Linear(WIDTH, WIDTH).double(), module, nn.Identity()])
-    stage = hpctrain.torch.stage(chain, 3, 1, squared_error)
+    stage = hpctrain.torch.stage(chain, 3, 1, squared_error, own_autograd=own_autograd)
     stage.splits = splits
     stage_cases.bind([stage])
     outputs, stash = stage.forward(None, x)
@@ -188,16 +191,60 @@ def _first_part(module: nn.Module, x: Tensor, *, splits: bool = True) -> Any:
 
 
 @pytest.mark.parametrize(("name", "later", "at_once"), [
-    ("linear", {"w", "b"}, set()), ("twice", {"w", "b"}, set()), ("addmm", {"w", "b"}, set()),
+    ("linear", {"w"}, {"b"}), ("twice", {"w"}, {"b"}), ("addmm", {"w"}, {"b"}),
     ("matmul", {"w", "v"}, set()), ("computed weight", set(), {"w", "v", "b"}), ("bias frozen", {"w"}, set()),
-    ("checkpoint twice", {"w", "b"}, set()), ("norms", {"1.weight", "1.bias"}, {"0.weight", "0.bias", "2.weight"}),
-    ("images", {"one.weight", "one.bias", "two.weight", "three.weight", "three.bias"},
-     {"one.weight", "one.bias", "same.weight", "same.bias"}),
+    ("computed bias", {"w"}, {"b"}), ("in place after", {"w"}, {"b"}),
+    ("norms", {"1.weight"}, {"0.weight", "0.bias", "1.bias", "2.weight"}),
+    ("images", {"one.weight", "two.weight", "three.weight"},
+     {"one.weight", "one.bias", "same.weight", "same.bias", "three.bias"}),
 ])
 def test_matrices_and_kernels_are_later(name: str, later: set[str], at_once: set[str]) -> None:
     _, _, rest = _first_part(_made(name), torch.randn(5, 4, WIDTH, dtype=torch.float64))
     assert {use.name for use in rest.kept} == {f"1.{n}" for n in later}
     assert set(rest.finished) == {f"1.{n}" for n in at_once}
+
+
+@pytest.mark.parametrize(("name", "own_autograd", "later", "at_once"), [
+    ("checkpoint twice", False, {"w", "b"}, set()), ("linear", True, {"w", "b"}, set()),
+    ("computed bias", True, set(), {"w", "b"}),
+    ("images", True, {"one.weight", "one.bias", "two.weight", "three.weight", "three.bias"},
+     {"one.weight", "one.bias", "same.weight", "same.bias"}),
+])
+def test_our_nodes_where_hooks_will_not_do(name: str, own_autograd: bool, later: set[str], at_once: set[str]) -> None:
+    _, _, rest = _first_part(_made(name), torch.randn(5, 4, WIDTH, dtype=torch.float64), own_autograd=own_autograd)
+    assert {use.name for use in rest.kept} == {f"1.{n}" for n in later}
+    assert set(rest.finished) == {f"1.{n}" for n in at_once}
+
+
+class Slope(nn.Module):
+    """A gradient within the forward, of which there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        return y + torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+
+
+@pytest.mark.parametrize("module", [Penalty, Slope])
+def test_a_backward_within_a_forward_is_not_passed_over(module: Callable[[], nn.Module]) -> None:
+    with pytest.raises(UnsupportedError, match=r"own_autograd = False.*'1.linear.weight'.*own_autograd=True"):
+        _first_part(module().double(), torch.randn(5, 4, WIDTH, dtype=torch.float64))
+
+
+def test_hooks_of_others_on_a_result_come_first() -> None:
+    def use(m: Any, x: Tensor) -> Tensor:
+        y = functional.linear(x, m.w)
+        y.register_hook(lambda gradient: -3 * gradient)
+        return y
+
+    module = Used(use, "v", "b").double()
+    nn.init.ones_(module.w)
+    _, _, rest = _first_part(module, torch.ones(2, WIDTH, dtype=torch.float64))
+    (kept,) = rest.kept
+    assert (kept.arguments[1] == -3).all()
 
 
 def test_a_stage_that_does_not_split_computes_all_at_once() -> None:
@@ -240,16 +287,52 @@ def test_between_the_parts_only_factors_of_products_are_kept() -> None:
         _, _, rest = _first_part(module, torch.randn(5, 4, WIDTH, dtype=torch.float64))
     gc.collect()
     assert len(saved) == 0  # the graph is gone
+    assert any(use.name.endswith("bias") for use in rest.kept)  # our nodes, as saving is watched
+    _assert_factors(rest)
+
+
+def _assert_factors(rest: Any) -> None:
+    """Two Blocks' factors and nothing else."""
     tensors = {t.data_ptr(): t for use in rest.kept for t in use.arguments if isinstance(t, Tensor)}
     rows, inner = 5 * 4, 2 * WIDTH + 1
     assert all(t.grad_fn is None for t in tensors.values())
     assert sum(t.nbytes for t in tensors.values()) == 8 * rows * 2 * 2 * (WIDTH + inner)
 
 
+class Witness(torch.autograd.Function):
+    """Passes a tensor on; its node holds an object that dies with it."""
+
+    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.packed = _Packed(x.detach())
+        Witness.alive.add(ctx.packed)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return dy
+
+
+class Witnessed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Witness.apply(x)
+
+
+def test_hooks_keep_no_graph() -> None:
+    module = nn.Sequential(torch_models.Block(), Witnessed(), torch_models.Block()).double()
+    _, _, rest = _first_part(module, torch.randn(5, 4, WIDTH, dtype=torch.float64))
+    gc.collect()
+    assert len(Witness.alive) == 0
+    assert not any(use.name.endswith("bias") for use in rest.kept)
+    _assert_factors(rest)
+
+
 def test_memory_falls_in_the_second_part() -> None:
     stage, _, rest = _first_part(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).double(),
                                  torch.randn(5, 4, WIDTH, dtype=torch.float64))
-    uses = [weakref.ref(use.arguments[0]) for use in rest.kept if len(use.arguments) == 3]
+    uses = [weakref.ref(use.arguments[0]) for use in rest.kept]
     alive: list[int] = []
     stage.backward_weight(rest, lambda name, gradient: alive.append(sum(ref() is not None for ref in uses)))
     assert len(alive) == 4 and alive[-1] < 2 and not rest.kept and not rest.finished

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.adapters.numpy.layers import Floats, Layer, Parameter
-from hpctrain.contracts import Arrays
+from hpctrain.contracts import Arrays, Replicated
 from hpctrain.plan.placement import Placement
 
 __all__ = ["Network"]
@@ -30,6 +30,9 @@ class Network:
     With `part` it is a stage of a pipeline: the layers from part[0] to part[1], named by their place in all of them.
     The first stage takes the micro-batch's inputs; the last one alone has a loss.
     """
+
+    splits = False  # every forward leaves what either kind of backward needs
+    replicated: Replicated = False  # these layers know no tensor group
 
     def __init__(self, layers: Sequence[Layer], loss: LossFunction | None, arrays: Arrays,
                  part: tuple[int, int] | None = None) -> None:
@@ -74,6 +77,11 @@ class Network:
         view = parameter.reshape(held.shape)
         view[...] = held.value
         held.value = view
+
+    def move(self, name: str, parameter: Floats) -> None:
+        """The parameter is the flat view."""
+        held = self._parameters[name]
+        held.value = parameter.reshape(held.shape)
 
     def check(self) -> None:
         """Nothing moves these parameters but the engine."""

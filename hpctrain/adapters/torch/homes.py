@@ -53,6 +53,16 @@ class Homes:
         if held.requires_grad:
             held.__dict__[_HOOK] = held.register_post_accumulate_grad_hook(accumulated)
 
+    def move(self, name: str, array: torch.Tensor) -> None:
+        """The parameter is the flat array, as it is.
+
+        A graph may have saved the parameter itself, whose values are then those at the time of the backward, or a view
+        of the memory that it had.
+        """
+        held = self._parameters[name]
+        held.data = array.view(held.shape)
+        self._homes[name] = held.data_ptr()
+
     def check(self) -> None:
         """Refuses to train parameters that are no longer what was bound: the optimizer would miss it."""
         for name, address in self._homes.items():

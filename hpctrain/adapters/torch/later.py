@@ -1,35 +1,37 @@
 """A backward in two parts: the gradients of matrices and convolution kernels can be computed later than the rest.
 
-    forward         y = x W^T + b             a node of our own in autograd's graph, in the place of torch's
-    first part      dx = dy W                 all of autograd's backward; x and dy are kept, the graph is not
-    second part     dW = dy^T x, db = 1 dy    products alone, in any order
+    forward         y = x W^T + b             torch's node, to which W is a constant; a hook on it has x
+    first part      dx = dy W, db = 1 dy      all of autograd's backward; the hook keeps x and dy, the graph goes
+    second part     dW = dy^T x               products alone, in any order
 
 What zero-bubble schedules ask for (Qi et al., arXiv 2401.10241, section 2): about half of a backward's arithmetic is
-in the second part. Parameters used in another way (norms, embeddings, a weight that is computed from others) have
-their gradients in the first part, so the sum of both parts is right for any graph. A backward that is not split
-computes all at once.
+in the second part. Parameters used in another way (norms, biases, embeddings, a weight that is computed from others)
+have their gradients in the first part, so the sum of both parts is right for any graph.
 
-Owns the class that parameters have during a pass, and the nodes. Must not know stages.
+Where a hook cannot do it, a node of our own takes the place of torch's: in a checkpointed block, whose x is not to be
+held, and in layers that call autograd themselves, for which a constant W would be wrong. It costs some 0.1 ms a matrix.
+
+Owns the class that parameters have during a pass, and what is kept. Must not know stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+
+from hpctrain.adapters.torch.later_nodes import Convolution, Product, kernel_gradient, product_gradient
+from hpctrain.errors import UnsupportedError
 
 __all__ = ["Later", "LaterGradients", "weight_gradients"]
 
 _RECORD = "_hpctrain_later"
 
 
-@dataclass(frozen=True)
-class Later:
+class Later(NamedTuple):
     """One use of the parameter `name`: its gradient is `function(*arguments)`."""
 
     name: str
@@ -38,18 +40,22 @@ class Later:
 
 
 class LaterGradients:
-    """Watches the uses of these (trained) parameters. All calls are local."""
+    """Watches the uses of these (trained) parameters. All calls are local.
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    `own_autograd`: what runs between calls autograd itself (a gradient within a forward), so no hook will do.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, own_autograd: bool = False) -> None:
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.kept: list[Later] | None = None  # a list while the first part of a backward runs
         self._task: int | None = None  # autograd's number of that backward
-        self._parameters = tuple(parameters.values())
+        self._own_autograd = own_autograd
+        self._matrices = tuple(parameter for parameter in parameters.values() if parameter.ndim > 1)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within it matrices and kernels have a class that sees their uses; closed ones keep theirs."""
-        changed = [p for p in self._parameters if p.ndim > 1 and type(p) is torch.nn.Parameter]
+        changed = [p for p in self._matrices if type(p) is torch.nn.Parameter]
         for parameter in changed:
             parameter.__dict__[_RECORD] = self
             parameter.__class__ = _Watched
@@ -60,6 +66,11 @@ class LaterGradients:
                 parameter.__dict__.pop(_RECORD, None)
                 if type(parameter) is _Watched:
                     parameter.__class__ = torch.nn.Parameter
+
+    @property
+    def hooks(self) -> bool:
+        """Whether hooks will do: not for what saves its tensors in another way, as a checkpoint and its repetition."""
+        return not (self._own_autograd or self.kept is not None or _saves_otherwise())
 
     @contextmanager
     def keeping(self, roots: Iterable[torch.Tensor]) -> Iterator[list[Later]]:
@@ -80,12 +91,18 @@ class LaterGradients:
         if self._task is None:
             self._task = torch._C._current_graph_task_id()
 
-    def keep(self, *uses: Later) -> bool:
-        """Keeps them if it is for the second part to compute them; not in a backward that runs within the first."""
+    def keep(self, *uses: tuple[str, Callable[..., torch.Tensor], tuple[Any, ...]]) -> bool:
+        """Keeps them as `Later` if the second part is to compute them; not in a backward that runs within the first."""
         if self.kept is None or torch._C._current_graph_task_id() != self._task:
             return False
-        self.kept.extend(uses)
+        self.kept.extend(Later(*use) for use in uses)
         return True
+
+
+def _saves_otherwise() -> bool:
+    """Whether somebody decides what autograd saves (`torch.autograd.graph.saved_tensors_hooks`)."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
 
 
 def weight_gradients(kept: list[Later], finished: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -113,93 +130,128 @@ class _Watched(torch.nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Puts our node in the place of torch's where the function has one."""
+        """Hooks on to torch's node, or puts ours in its place, where the function has one."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            node = _NODES.get(func) if torch.is_grad_enabled() else None
-            call = None if node is None else node(*args, **kwargs)
-            return func(*args, **kwargs) if call is None else call()
+            use = _USES.get(func) if torch.is_grad_enabled() else None
+            call = None if use is None else use(*args, **kwargs)
+            result = None if call is None else call()
+            return func(*args, **kwargs) if result is None else result
 
 
-_Call = Callable[[], torch.Tensor]
+class _Weight(NamedTuple):
+    """A watched parameter in the place of a weight."""
+
+    record: LaterGradients
+    name: str
 
 
-def _use(weight: Any, bias: Any, x: Any) -> tuple[LaterGradients, str, str] | None:
-    """(record, name of the weight, name of the bias); None if the gradients are better left to torch."""
+class _Hook:
+    """Keeps the factors of one product when its backward comes."""
+
+    __slots__ = ("function", "rest", "weight", "x")
+
+    def __init__(self, weight: _Weight, function: Callable[..., torch.Tensor], x: torch.Tensor, rest: Any) -> None:
+        self.weight, self.function, self.x, self.rest = weight, function, x, rest
+
+    def __call__(self, gradients: Any) -> None:
+        """As torch calls it, before the node: with the gradients of the node's outputs."""
+        record, name = self.weight
+        if not torch.is_grad_enabled() and record.keep(
+                (name, self.function, (self.x.detach(), gradients[0], self.rest))):
+            return
+        raise UnsupportedError(f"own_autograd = False, but the layers run a backward of their own through {name!r}, "
+                               "and the schedule has backwards in two parts; legal is stage(..., own_autograd=True)")
+
+
+_Call = Callable[[], torch.Tensor | None]  # None: as torch does it
+
+
+def _hooked(light: Callable[[], torch.Tensor], hook: _Hook, ours: _Call | None) -> torch.Tensor | None:
+    """What `light` computes, with the hook on its node; where that is not found, what `ours` computes."""
+    y = light()
+    node: Any = y.grad_fn
+    while node.name() in _VIEWS:  # not on these: what is written into the result would go past them
+        node = node.next_functions[0][0]
+    if node.name() not in _PRODUCTS:
+        return None if ours is None else ours()
+    node.register_prehook(hook)
+    return y
+
+
+_VIEWS = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
+_PRODUCTS = frozenset({"AddmmBackward0", "MmBackward0", "ConvolutionBackward0"})
+
+
+def _weight(weight: Any, x: Any) -> _Weight | None:
+    """None if its gradient is better left to torch."""
     record = weight.__dict__.get(_RECORD) if isinstance(weight, torch.nn.Parameter) else None
     if record is None or torch.is_autocast_enabled(x.device.type):
         return None
+    return _Weight(record, record.names[id(weight)])
+
+
+def _has_graph(x: Any, bias: Any) -> bool:
+    """Whether there will be a node where the weight is a constant."""
+    return bool(x.requires_grad or (bias is not None and bias.requires_grad))
+
+
+def _bias(weight: _Weight, bias: Any) -> str | None:
+    """The bias as our nodes take it: its name, or "" if it has no gradient. None: it is none that they take."""
     if bias is None or not bias.requires_grad:
-        return record, record.names[id(weight)], ""
-    bias_name = record.names.get(id(bias))
-    return None if bias_name is None or bias.ndim != 1 else (record, record.names[id(weight)], bias_name)
+        return ""
+    return weight.record.names.get(id(bias)) if bias.ndim == 1 else None
+
+
+def _product(x: Any, weight: Any, bias: Any, straight: bool, light: Callable[[], torch.Tensor]) -> _Call | None:
+    """`light` computes the product with the weight as a constant."""
+    use = _weight(weight, x)
+    if use is None:
+        return None
+    return _call(use, x, bias, light, _Hook(use, product_gradient, x, straight),
+                 lambda names: Product.apply(x, weight, bias, names, straight))
+
+
+def _call(use: _Weight, x: Any, bias: Any, light: Callable[[], torch.Tensor], hook: _Hook,
+          node: Callable[[Any], torch.Tensor]) -> _Call | None:
+    """The way that will do: `light` with a hook, or `node` with the names of what it takes."""
+    bias_name = _bias(use, bias)
+    ours = None if bias_name is None else lambda: node((*use, bias_name))
+    if use.record.hooks and _has_graph(x, bias):
+        return lambda: _hooked(light, hook, ours)
+    return ours
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> _Call | None:  # noqa: A002 - torch's name
-    use = _use(weight, bias, input)
-    return None if use is None else lambda: _Product.apply(input, weight, bias, use, False)
+    return _product(input, weight, bias, False, lambda: functional.linear(input, weight.detach(), bias))
 
 
 def _addmm(bias: Any, x: Any = None, weight: Any = None, *others: Any, **options: Any) -> _Call | None:
-    use = None if others or options or x is None else _use(weight, bias, x)
-    if use is None or bias.ndim != 1:
+    if others or options or x is None or bias.ndim != 1:
         return None
-    return lambda: _Product.apply(x, weight, bias, use, True)
+    return _product(x, weight, bias, True, lambda: torch.addmm(bias, x, weight.detach()))
 
 
 def _matmul(x: Any, weight: Any = None, *others: Any, **options: Any) -> _Call | None:
-    use = None if others or options else _use(weight, None, x)
-    if use is None or weight.ndim != 2 or x.ndim < 2:
+    if others or options or getattr(weight, "ndim", 0) != 2 or x.ndim < 2:
         return None
-    return lambda: _Product.apply(x, weight, None, use, True)
+    return _product(x, weight, None, True, lambda: torch.matmul(x, weight.detach()))
 
 
-class _Product(torch.autograd.Function):
-    """x W^T + b (`straight` False), or x W + b. x is (..., inputs)."""
+def _convolution(function: Callable[..., torch.Tensor]) -> Callable[..., _Call | None]:
+    def use_of(input: Any, weight: Any, bias: Any = None, *options: Any, **more: Any) -> _Call | None:  # noqa: A002
+        stride, padding, dilation, groups = (more.get(name, value) for name, value in _given(options))
+        use = _weight(weight, input)
+        if use is None or isinstance(padding, str) or input.ndim != weight.ndim:
+            return None
+        lists = [[value] * (weight.ndim - 2) if isinstance(value, int)
+                 else list(value) * ((weight.ndim - 2) // len(value)) for value in (stride, padding, dilation)]
+        settings = (*lists, groups)
+        return _call(use, input, bias, lambda: function(input, weight.detach(), bias, *options, **more),
+                     _Hook(use, kernel_gradient, input, (weight.shape, settings)),
+                     lambda names: Convolution.apply(input, weight, bias, names, settings))
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, use: Any, straight: bool) -> Any:
-        """The product; keeps x and W."""
-        ctx.save_for_backward(x, weight)
-        ctx.use, ctx.straight = use, straight
-        flat, matrix = x.reshape(prod(x.shape[:-1]), x.shape[-1]), weight if straight else weight.T
-        y = flat @ matrix if bias is None else torch.addmm(bias, flat, matrix)
-        return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[-1]])  # no view, so it may be written to
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        """dx; dW and db now or later."""
-        x, weight = ctx.saved_tensors
-        record, weight_name, bias_name = ctx.use
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dx = dy @ (weight.T if ctx.straight else weight) if needs_x else None
-        uses = [Later(weight_name, _product_weight, (x.detach(), dy, ctx.straight))]
-        if needs_bias:
-            uses.append(Later(bias_name, _product_bias, (dy,)))
-        if record.keep(*uses):
-            return dx, None, None, None, None
-        return (dx, _product_weight(x, dy, ctx.straight) if needs_weight else None,
-                _product_bias(dy) if needs_bias else None, None, None)
-
-
-def _product_weight(x: torch.Tensor, dy: torch.Tensor, straight: bool) -> torch.Tensor:
-    rows = prod(x.shape[:-1])
-    x, dy = x.reshape(rows, x.shape[-1]), dy.reshape(rows, dy.shape[-1])
-    return x.T @ dy if straight else dy.T @ x
-
-
-def _product_bias(dy: torch.Tensor) -> torch.Tensor:
-    return dy.sum(tuple(range(dy.ndim - 1))) if dy.ndim > 1 else dy.clone()
-
-
-def _convolution(input: Any, weight: Any, bias: Any = None, *options: Any, **more: Any) -> _Call | None:  # noqa: A002
-    stride, padding, dilation, groups = (more.get(name, value) for name, value in _given(options))
-    use = _use(weight, bias, input)
-    if use is None or isinstance(padding, str) or input.ndim != weight.ndim:
-        return None
-    lists = [[value] * (weight.ndim - 2) if isinstance(value, int) else list(value) * ((weight.ndim - 2) // len(value))
-             for value in (stride, padding, dilation)]
-    return lambda: _Convolution.apply(input, weight, bias, use, (*lists, groups))
+    return use_of
 
 
 def _given(options: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
@@ -209,52 +261,9 @@ def _given(options: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
         yield name, options[number] if number < len(options) else default
 
 
-class _Convolution(torch.autograd.Function):
-    """A convolution of one, two or three dims, with its options (stride, padding, dilation, groups)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, use: Any, options: Any) -> Any:
-        """The convolution; keeps x and the kernel."""
-        ctx.save_for_backward(x, weight)
-        ctx.use, ctx.options = use, options
-        stride, padding, dilation, groups = options
-        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        """dx; the kernel's and the bias' gradients now or later."""
-        x, weight = ctx.saved_tensors
-        record, weight_name, bias_name = ctx.use
-        needs = ctx.needs_input_grad[:3]
-        uses = [Later(weight_name, _kernel, (x.detach(), weight.detach(), dy, ctx.options))]
-        if needs[2]:
-            uses.append(Later(bias_name, _convolution_bias, (dy,)))
-        if record.keep(*uses):
-            needs = (needs[0], False, False)
-        return (*_convolution_part(x, weight, dy, ctx.options, needs), None, None)
-
-
-def _convolution_part(x: Any, weight: Any, dy: Any, options: Any, needs: Any) -> Any:
-    """(dx, gradient of the kernel, of the bias), None where not needed."""
-    if not any(needs):
-        return None, None, None
-    stride, padding, dilation, groups = options
-    return torch.ops.aten.convolution_backward(dy, x, weight, [weight.shape[0]], stride, padding, dilation, False,
-                                               [0] * len(stride), groups, list(needs))
-
-
-def _kernel(x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, options: Any) -> torch.Tensor:
-    gradient: torch.Tensor = _convolution_part(x, weight, dy, options, (False, True, False))[1]
-    return gradient
-
-
-def _convolution_bias(dy: torch.Tensor) -> torch.Tensor:
-    return dy.sum((0, *range(2, dy.ndim)))
-
-
-_NODES: dict[Any, Callable[..., _Call | None]] = {
+_USES: dict[Any, Callable[..., _Call | None]] = {
     functional.linear: _linear,
     torch.addmm: _addmm,
     **dict.fromkeys((torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__), _matmul),
-    **dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _convolution),
+    **{function: _convolution(function) for function in (functional.conv1d, functional.conv2d, functional.conv3d)},
 }

@@ -18,7 +18,7 @@ from hpctrain.adapters.torch.calls import Calls
 from hpctrain.adapters.torch.closed import Closed, closed_of
 from hpctrain.adapters.torch.homes import Homes
 from hpctrain.adapters.torch.units import find_units
-from hpctrain.contracts import Arrays
+from hpctrain.contracts import Arrays, Replicated
 from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.plan.placement import Placement
 
@@ -40,6 +40,9 @@ class TorchModel:
     neither reduced nor updated. `ties` has all names that a parameter has in a larger model, of which this is a part;
     the first one is what it goes by.
     """
+
+    splits = False
+    replicated: Replicated = False  # a stage of tensor-parallel layers is told otherwise
 
     def __init__(self, module: torch.nn.Module, loss: Loss, arrays: Arrays, no_decay: Sequence[str] = (),
                  units: Sequence[str] = (), ties: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -71,6 +74,10 @@ class TorchModel:
     def bind(self, name: str, parameter: torch.Tensor) -> None:
         """Moves the parameter into the flat view and, unless frozen, hooks its gradient."""
         self._homes.bind(name, parameter, partial(self._accumulated, name))
+
+    def move(self, name: str, parameter: torch.Tensor) -> None:
+        """The parameter is the flat view."""
+        self._homes.move(name, parameter)
 
     def check(self) -> None:
         """Refuses parameters that were moved, replaced, frozen or thawed since this was made."""

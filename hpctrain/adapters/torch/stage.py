@@ -8,8 +8,8 @@ Each call is local. Owns the stash. Must not know schedules, messages or other s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class _Stash:
 
     leaves: Any  # the nest of inputs; tensors that may have a gradient are leaves of the graph
     outputs: Any  # the nest of outputs with their graph, or the loss
+    splits: bool  # whether the graph is made for a backward in two parts
 
 
 @dataclass
@@ -57,20 +58,19 @@ class TorchStage(TorchModel):
     inputs are taken to need a gradient where an earlier stage is trained; one that gets none has None in its place.
     Gradients of outputs that have no graph are not looked at. Stash and rest may hold the tensors given to the calls.
     `shared` are the parameters that other stages have, too, with all of their stages: the sum over these stages is the
-    gradient. `splits` may be set to False before the first forward where no backward comes in two parts: torch's own
-    nodes are a little faster than ours. `backward_input` then computes all.
+    gradient. `own_autograd`: see `later.LaterGradients`.
     """
 
     def __init__(self, whole: Chain, bounds: Sequence[int], stage: int, ends: Ends, arrays: Arrays,
-                 no_decay: Sequence[str] = ()) -> None:
+                 no_decay: Sequence[str] = (), *, own_autograd: bool = False) -> None:
         self.layers = stage_layers(whole, bounds, stage)
         self.shared = shared_with(whole, bounds, stage)
         self.is_first, self.is_last = stage == 0, stage == len(bounds) - 2
-        self.splits = True
         self._ends = ends
         self._leaf = _leaf if trains(whole.layers[:bounds[stage]]) else torch.Tensor.detach
         super().__init__(tree(self.layers), self._no_loss, arrays, no_decay, (), whole.names)
-        self._later = LaterGradients({n: p for n, p in self._parameters.items() if p.requires_grad})
+        self._later = LaterGradients({n: p for n, p in self._parameters.items() if p.requires_grad},
+                                     own_autograd=own_autograd)
 
     @staticmethod
     def _no_loss(module: torch.nn.Module, micro_batch: Any) -> tuple[torch.Tensor, float]:
@@ -83,9 +83,9 @@ class TorchStage(TorchModel):
                 return self._evaluated_stage(micro_batch, inputs), None
             self.check()
             leaves = self._ends.inputs(micro_batch) if self.is_first else map_tensors(self._leaf, inputs)
-            with self._watching():
+            with self._later.watching() if self.splits else nullcontext():
                 outputs, weight = self._run(micro_batch, leaves)
-            stash = _Stash(None if self.is_first else leaves, outputs)
+            stash = _Stash(None if self.is_first else leaves, outputs, self.splits)
             if self.is_last:
                 return (float(outputs.detach()), weight), stash
             return map_tensors(_handed_on, outputs), stash
@@ -113,27 +113,22 @@ class TorchStage(TorchModel):
         loss_sum, weight = self._checked(self._ends.loss(value, micro_batch))
         return loss_sum, float(weight)
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        if not self.splits:
-            yield
-            return
-        with self._later.watching():
-            yield
-
     def backward(self, stash: _Stash, output_grads: Any, deliver: Deliver, scale: float = 1.0) -> Any:
         """Runs autograd, delivering each parameter's gradient as it completes; gives the inputs' gradients.
 
         `scale` is the last stage's: gradients of outputs have it already.
         """
-        with self._watching():  # a checkpoint's second forward must be like its first
-            return self._autograd(stash, *self._roots(stash, output_grads, scale), deliver)
+        if stash.splits:
+            input_grads, rest = self.backward_input(stash, output_grads, scale)
+            self.backward_weight(rest, deliver)
+            return input_grads
+        return self._autograd(stash, *self._roots(stash, output_grads, scale), deliver)
 
     def backward_input(self, stash: _Stash, output_grads: Any, scale: float = 1.0) -> tuple[Any, _Rest]:
-        """The first part: gives the inputs' gradients, and what `backward_weight` needs."""
+        """The first part: gives the inputs' gradients, and what `backward_weight` needs. All of it without `splits`."""
         finished: dict[str, torch.Tensor] = {}
         roots, grads = self._roots(stash, output_grads, scale)
-        if not self.splits:
+        if not stash.splits:
             return self._autograd(stash, roots, grads, finished.__setitem__), _Rest([], finished)
         with self._later.keeping(roots) as kept:
             return self._autograd(stash, roots, grads, finished.__setitem__), _Rest(kept, finished)
