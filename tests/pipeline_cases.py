@@ -9,6 +9,12 @@ from hypothesis import strategies as st
 from hpctrain.plan.pipeline.catalogue import SCHEDULES, schedule
 from hpctrain.plan.pipeline.plan import make_plan
 from hpctrain.plan.schedule import Backward, BackwardInput, BackwardWeight, Forward, OptimizerStep, ReduceGrads
+from hpctrain.runtime.pipeline_options import RUNNABLE
+
+#: Every schedule that can be run, with every number of chunks that it can be told (None: it cannot).
+CHUNKS = [(name, chunks) for name in RUNNABLE
+          for chunks in ((1, 2, 3) if "chunks" in SCHEDULES[name][1] else (None,))]
+NUMBERS = (4, 1, 7, 2, 10, 3, 8, 5, 9, 6)  # of micro-batches, one update each
 
 
 @st.composite

@@ -21,6 +21,7 @@ from hpctrain.transport.threads import run_threads, single
 
 VOCAB, WIDTH, LENGTH = 7, 4, 3
 TOLERANCE = 1e-10
+_TRUTHS: dict[Any, Seen] = {}
 
 
 def layers(tied: bool = True, frozen: Sequence[int] = (), dtype: str = "float64") -> list[Any]:
@@ -44,9 +45,53 @@ def global_batch(number: int, update: int = 0, rows: int = 3) -> list[Any]:
     return [(generator.integers(VOCAB, size=(size, LENGTH)), generator.integers(VOCAB, size=size)) for size in sizes]
 
 
+class Wrapping:
+    """A stage whose outputs travel in a nest that changes with the number of the micro-batch.
+
+    Micro-batches are those of `numbered`. Sees that what arrives is of the same one.
+    """
+
+    def __init__(self, model: Any, *, last: bool) -> None:
+        self._model, self._last = model, last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, batch: Any, inputs: Any = None, *, training: bool = True) -> Any:
+        _, targets, number = batch
+        x = None
+        if inputs is not None:
+            assert inputs["number"] == number and np.array_equal(inputs["targets"], targets)
+            assert inputs["targets"].dtype == np.int64 and len(inputs["x"]) == len(targets)
+            x = inputs["x"]
+        outputs, stash = self._model.forward(batch, x, training=training)
+        return outputs if self._last else self._wrapped(outputs, targets, number), (stash, tuple(inputs or ()))
+
+    @staticmethod
+    def _wrapped(x: Any, targets: Any, number: int) -> Any:
+        nest = {"number": number, "x": x, "targets": targets}
+        if number % 2:
+            nest["mask"] = [targets > 2, None, ("tag", 2.5)]
+        return nest if number % 3 else {"no use": np.ones(number + 1), **nest}
+
+    def backward(self, stash: Any, grads: Any, *rest: Any) -> Any:
+        kept, names = stash
+        return {**dict.fromkeys(names), "x": self._model.backward(kept, grads and grads["x"], *rest)}
+
+    def backward_input(self, stash: Any, grads: Any, *rest: Any) -> Any:
+        kept, names = stash
+        gradient, later = self._model.backward_input(kept, grads and grads["x"], *rest)
+        return {**dict.fromkeys(names), "x": gradient}, later
+
+
+def numbered(number: int, update: int = 0, rows: int = 3) -> list[Any]:
+    """As `global_batch`, and each micro-batch has its number."""
+    return [(*batch, i) for i, batch in enumerate(global_batch(number, update, rows))]
+
+
 @dataclass
 class Seen:
-    """What is compared; gradients and weights by name."""
+    """What is compared; gradients and weights by name, gradients of later updates with their number."""
 
     losses: list[float]
     norms: list[float]
@@ -58,11 +103,12 @@ class Seen:
 def observe(trainer: Trainer, batches: Sequence[Sequence[Any]]) -> Seen:
     """Some updates. Collective over the trainer's world."""
     losses, norms, gradients = [], [], {}
-    for batch in batches:
+    for update, batch in enumerate(batches):
         result = trainer.step(batch)
         losses.append(result.loss)
         norms.append(result.gradient_norm)
-        gradients = gradients or {name: np.asarray(g).copy() for name, g in trainer.gradients()}
+        for name, gradient in trainer.gradients():
+            gradients[f"{name} in update {update}" if update else name] = np.asarray(gradient).copy()
     weights = {name: np.asarray(w).copy() for name, w in trainer.parameters()}
     return Seen(losses, norms, gradients, weights, trainer.evaluate(batches[0]).loss)
 
@@ -85,13 +131,17 @@ def share(batches: Sequence[Sequence[Any]], trainer: PipelineTrainer) -> list[li
 
 
 def pipelined(context: SimpleNamespace, pipeline: Pipeline, make: Any = layers, bounds: Sequence[int] | None = None,
-              trace: bool = False, **changed: Any) -> PipelineTrainer:
-    """A trainer of the network in stages; `make()` gives all layers."""
+              trace: bool = False, wrap: bool = False, **changed: Any) -> PipelineTrainer:
+    """A trainer of the network in stages; `make()` gives all layers. `wrap`: with nests between stages."""
     made = make()
     stages = pipeline.first_plan(pipeline.num_ranks(context.size)).depth
     cut = bounds or uniform(len(made), stages)
-    return PipelineTrainer(context, lambda s: n.stage(made, n.cross_entropy, cut, s), pipeline, trace=trace,
-                           **options(**changed))
+
+    def stage(s: int) -> Any:
+        model = n.stage(made, n.cross_entropy, cut, s)
+        return Wrapping(model, last=s == stages - 1) if wrap else model
+
+    return PipelineTrainer(context, stage, pipeline, trace=trace, **options(**changed))
 
 
 def compare(mine: Seen, truth: Seen, tolerance: float = TOLERANCE) -> None:
@@ -112,6 +162,21 @@ def case(context: Any, truth: Seen, pipeline: Pipeline, batches: Sequence[Sequen
     held = {name for names in context.world.exchange(sorted(seen.weights)) for name in names}
     assert held == set(truth.weights)
     return seen
+
+
+def truth(number: int, updates: int = 2, **how: Any) -> Seen:
+    """One process on so many micro-batches an update; `how` is of the layers. Computed once."""
+    key = number, updates, tuple(sorted(how.items()))
+    if key not in _TRUTHS:
+        _TRUTHS[key] = alone([global_batch(number, u) for u in range(updates)], layers(**how))
+    return _TRUTHS[key]
+
+
+def check(num_ranks: int, pipeline: Pipeline, number: int, updates: int = 2, **how: Any) -> list[Seen]:
+    """So many ranks on threads are equal to the truth; `how` is of the trainer."""
+    expected = truth(number, updates)
+    batches = [global_batch(number, u) for u in range(updates)]
+    return on_threads(num_ranks, lambda context: case(context, expected, pipeline, batches, **how))
 
 
 def on_threads(num_ranks: int, function: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Every primitive cut at any limit, half sums by every algorithm, odd layouts in large memory (case bank, 9 to 11).
+"""Every primitive cut at any limit, half sums by every algorithm, odd layouts in large memory.
 
 As functions of a factory of groups (`collective_cases`).
 """

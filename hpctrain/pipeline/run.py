@@ -174,7 +174,7 @@ class PipelineRun:
         """The forwards of `order` (with messages), nothing kept; gives (loss_sum, weight) as seen by this rank."""
         self._start(order)
         self._batches, self._training = batches, False
-        execute(order, {Forward: self._forward, **self._message_methods()})
+        execute(order, {Forward: self._forward, **self._message_methods(), SendActivation: self._send_in_rounds})
         return self._finish()
 
     def _beginning(self) -> float:
@@ -192,6 +192,7 @@ class PipelineRun:
     def _finish(self) -> tuple[float, float]:
         for link in [*(s.link for s in self._senders.values()), *(s.link for s in self._gradient_senders.values())]:
             link.finish()
+        self._batches = ()
         self._buffers.tidy()
         return self._terms[0], self._terms[1]
 
@@ -273,6 +274,16 @@ class PipelineRun:
         self._sent_forms[stage, i] = self._senders[stage].send(self._outputs.pop((stage, i)))
         if (form := self._next_gradient(stage)) is not None:
             self._gradient_receivers[stage].expect(form)
+
+    def _send_in_rounds(self, action: SendActivation) -> None:
+        """As `_send_activation`, but a rank that is faster than the next does not pile up what it sends.
+
+        As many micro-batches as there are ranks pass all stages before the next ones (`plan.pipeline.forwards`), so
+        the receivers of a round's messages need nothing of the round after it.
+        """
+        if action.micro_batch % self._group.size == 0:
+            self._senders[action.stage].link.finish()
+        self._send_activation(action)
 
     def _receive_activation(self, action: RecvActivation) -> None:
         stage, i = action.stage, action.micro_batch

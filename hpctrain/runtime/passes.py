@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from typing import Any
 
-from hpctrain.contracts import Array
 from hpctrain.pipeline.executor import execute
 from hpctrain.plan.schedule import Backward, Forward, OptimizerStep, ReduceGrads, accumulate
 from hpctrain.runtime.decision import Decider
 from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.runtime.search import Look, buffers_kept
 
 __all__ = ["Passes"]
 
@@ -93,28 +92,18 @@ class Passes:
 
         Buffers and random state are what they were before the search.
         """
-        model, arrays = self._flat.model, self._flat.model.arrays
-        buffers = {name: arrays.to_flat(buffer) for name, buffer in model.buffers().items()}
+        model = self._flat.model
         found: list[str] = []
 
         def one(batch: Any) -> None:
-            number = next(numbers)
+            look = Look(model.arrays)
             (loss_sum, _), stash = model.forward(batch)
-            if not isfinite(loss_sum):
-                found.append(f"micro-batch {number}: the loss is {loss_sum}")
+            model.backward(stash, None, look.deliver, loss_scale)
+            found.append(look.told(len(found), loss_sum))
 
-            def check(name: str, gradient: Array) -> None:
-                flat = arrays.flat if arrays.is_contiguous(gradient) else arrays.to_flat
-                if not found and not isfinite(arrays.sum_of_squares(flat(gradient))):
-                    found.append(f"micro-batch {number}: the gradient of {name!r}")
-
-            model.backward(stash, None, check, loss_scale)
-
-        numbers = iter(range(len(batches)))
-        self._each("search", batches, one)
-        for name, buffer in model.buffers().items():
-            arrays.assign(buffer, buffers[name])
-        return found[0] if found else ""
+        with buffers_kept(model):
+            self._each("search", batches, one)
+        return next(filter(None, found), "")
 
     def _each(self, kind: str, batches: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
         units = self._flat.units

@@ -25,6 +25,7 @@ from hpctrain.errors import ConfigError, UnsupportedError
 from hpctrain.pipeline.run import PipelineRun
 from hpctrain.pipeline.stage import Stage
 from hpctrain.plan.mesh import Mesh
+from hpctrain.plan.pipeline.alone import alone
 from hpctrain.plan.pipeline.forwards import forwards
 from hpctrain.plan.pipeline.messages import with_messages
 from hpctrain.plan.pipeline.plan import PipelinePlan
@@ -35,6 +36,7 @@ from hpctrain.runtime.decision import Decider
 from hpctrain.runtime.flat_model import FlatModel
 from hpctrain.runtime.options import TrainerOptions
 from hpctrain.runtime.pipeline_options import Pipeline, check_zero
+from hpctrain.runtime.search import Look, buffers_kept
 from hpctrain.runtime.stages import Stages
 from hpctrain.runtime.tied import TiedGradients, share_values, tied_groups
 
@@ -192,13 +194,28 @@ class PipelinePasses:
         return loss_sum, weight
 
     def search(self, batches: Sequence[Any], loss_scale: float) -> str:
-        """The first parameter whose gradient in memory is not finite."""
-        arrays = self._flat.model.arrays
-        for region, held in zip(self._flat.trained, self._flat.gradients.held, strict=True):
-            for slot in region.layout.slots:
-                if not isfinite(arrays.sum_of_squares(held.piece(slot.start, slot.stop))):
-                    return f"the gradient of {slot.name!r}"
-        return ""
+        """Runs the micro-batches again, one by one, to the first with a value that is not finite.
+
+        Told by the rank that came upon it first: the last stage if it is the loss, else the one whose backward came
+        first; "" on all others. Buffers and `run.peaks` and `spans` are what they were before the search.
+        """
+        kept = self.run.peaks, self.run.spans
+        with buffers_kept(self._flat.model):
+            told = next(filter(None, (self._look(batches, i, loss_scale) for i in range(len(batches)))), None)
+        self.run.peaks, self.run.spans = kept
+        return told[1] if told is not None and told[0] == self._pipelined.pipeline.rank else ""
+
+    def _look(self, batches: Sequence[Any], micro_batch: int, loss_scale: float) -> tuple[int, str] | None:
+        """(rank, what it tells) of the first value that is not finite, or None. Collective over the pipeline."""
+        pipelined, look = self._pipelined, Look(self._flat.model.arrays)
+        group = pipelined.pipeline
+        order = alone(pipelined.plan(len(batches)), micro_batch)[group.rank]
+        loss_sum, _ = self.run.train(order, batches, look, loss_scale, _nothing)
+        stages = [s for s, model in pipelined.model.models.items() if look.found in {p.name for p in model.placements}]
+        reached = len(pipelined.places) if not isfinite(loss_sum) else max(stages, default=-1)
+        told = [(stage, rank, text) for rank, (stage, text) in
+                enumerate(group.exchange([reached, look.told(micro_batch, loss_sum)])) if text]
+        return max(told)[1:] if told else None
 
     def _order(self, num_micro_batches: int) -> Sequence[Action]:
         """This rank's actions, with messages; none without micro-batches."""
@@ -215,6 +232,10 @@ class PipelinePasses:
                 raise ConfigError(f"{told[0]} micro-batches on rank 0 of the pipeline, {number} on rank {place}: all "
                                   "ranks of a pipeline are given the same ones")
         return told[0]
+
+
+def _nothing() -> None:
+    """No gradients are reduced."""
 
 
 def _columns(mesh: Mesh, places: Iterable[int]) -> tuple[int, ...]:

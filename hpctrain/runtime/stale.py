@@ -31,6 +31,7 @@ from hpctrain.runtime.options import TrainerOptions
 from hpctrain.runtime.pipeline_options import Pipeline
 from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 from hpctrain.runtime.pipelined import Pipelined, StageModels
+from hpctrain.runtime.search import in_memory
 from hpctrain.runtime.stale_passes import StalePasses, Update
 from hpctrain.runtime.step import StepResult
 from hpctrain.runtime.weight_versions import WeightVersions
@@ -137,7 +138,7 @@ class StaleTrainer(PipelineTrainer):
         if self._stops or due.last:
             self._partial = self._norm.partial(self._arrays, self._flat.counted_gradients())
         if self._stops and self._failure is None and not isfinite(self._partial):
-            self._failure = due.number, self._stale_passes.search((), 1.0)
+            self._failure = due.number, in_memory(self._flat)
         if not due.weight:
             self._versions.keep(due.needed)
             return

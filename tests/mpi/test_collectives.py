@@ -11,10 +11,10 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.transport.mpi import MESSAGE_LIMIT, MpiTransport
-from tests import agreement_cases, algorithm_cases, collective_cases
+from tests import agreement_cases, algorithm_cases, collective_cases, primitive_cases
 from tests.collective_cases import cases_of
 
-CASES = cases_of(agreement_cases, algorithm_cases, collective_cases)
+CASES = cases_of(agreement_cases, algorithm_cases, collective_cases, primitive_cases)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

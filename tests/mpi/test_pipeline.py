@@ -11,6 +11,7 @@ import pytest
 import stale_cases as sc
 
 import hpctrain
+from hpctrain.errors import NonFiniteError
 from hpctrain.runtime.pipeline_options import RUNNABLE, STALE, Pipeline
 from hpctrain.runtime.pipeline_trainer import PipelineTrainer
 from hpctrain.runtime.stale import StaleTrainer
@@ -65,12 +66,23 @@ def test_larger_messages() -> None:
 
     generator = np.random.default_rng(2)
     batches = [[tuple(generator.normal(size=(2, 400, width))) for _ in range(4)] for _ in range(2)]
-    truth = pp.observe(Trainer(pp.parity.context_of(pp.single()),
-                                                     n.network(make(), n.squared_error), **pp.options()), batches)
+    truth = pp.observe(Trainer(pp.parity.context_of(pp.single()), n.network(make(), n.squared_error), **pp.options()),
+                       batches)
     trainer = PipelineTrainer(
         context, lambda s: n.stage(make(), n.squared_error, pp.uniform(4, context.size), s), Pipeline("1f1b"),
         **pp.options())
     pp.compare(pp.observe(trainer, batches), truth)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    context = hpctrain.start()
+    trainer = pp.pipelined(context, Pipeline("zb-h1"), non_finite="stop")
+    with trainer.gathered(modify=0) as model:
+        if context.rank == context.size - 1:
+            model.parameter("0.weight")[3] = np.nan  # of the last layer
+    batch = [(np.zeros((1, pp.LENGTH), int), np.array([i])) for i in range(2)]
+    with pytest.raises(NonFiniteError, match=f"rank {context.size - 1}, micro-batch 0: the loss is"):
+        trainer.step(batch)
 
 
 def test_save_and_resume() -> None:

@@ -11,10 +11,10 @@ from hpctrain.arrays import arrays_of
 from hpctrain.collectives import Group
 from hpctrain.collectives.group import SEGMENT_BYTES
 from hpctrain.transport.threads import run_threads
-from tests import agreement_cases, algorithm_cases, collective_cases
+from tests import agreement_cases, algorithm_cases, collective_cases, primitive_cases
 from tests.collective_cases import cases_of
 
-CASES = cases_of(agreement_cases, algorithm_cases, collective_cases)
+CASES = cases_of(agreement_cases, algorithm_cases, collective_cases, primitive_cases)
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 6))
