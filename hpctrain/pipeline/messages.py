@@ -28,7 +28,6 @@ from hpctrain.pipeline.pieces import Replicas
 __all__ = ["GradientReceiver", "GradientSender", "Link", "Receiver", "Sender"]
 
 _FRAME_BYTES = 8
-_FRAME = Leaf("uint8", (_FRAME_BYTES,), False)
 _NOTHING = Form("null")
 
 
@@ -103,16 +102,17 @@ class Sender:
                  replicated: Replicated = False) -> None:
         self.link, self._arrays_of, self._needs, self._replicated = link, arrays_of, needs, replicated
         self._history = _History()
+        self._array: type | None = None  # of the last nest, where it was nothing but an array
+        self._as_before = _frame(link.arrays, 0)
 
     def send(self, nest: Any) -> Form:
         """Starts to send; gives the form. The arrays must be left alone until the link has finished."""
-        text, arrays = describe(nest, self._arrays_of, self._needs, self._replicated)
         history, link = self._history, self.link
-        form = history.form if text == history.form.text else Form(text)
+        form, arrays = self._form(nest)
         new = form is not history.form
         link.check(arrays, form.leaves)
-        letters = text.encode() if new else b""
-        link.send(_bytes(link.arrays, len(letters).to_bytes(_FRAME_BYTES, "little")))
+        letters = form.text.encode() if new else b""
+        link.send(_frame(link.arrays, len(letters)) if new else self._as_before)
         awaited = history.known and form.layout == history.form.layout
         if awaited:
             link.send_all(arrays, form.leaves)
@@ -126,6 +126,17 @@ class Sender:
         history.add(form)
         return form
 
+    def _form(self, nest: Any) -> tuple[Form, list[Array]]:
+        """The form of a nest, the one before if it is that, and its arrays."""
+        last = self._history.form
+        if type(nest) is self._array:
+            backend, (leaf,) = self._arrays_of(nest), last.leaves
+            if backend.shape(nest) == leaf.shape and backend.dtype(nest) == leaf.dtype:
+                return last, [nest]
+        text, arrays = describe(nest, self._arrays_of, self._needs, self._replicated)
+        self._array = type(nest) if arrays and arrays[0] is nest else None
+        return last if text == last.text else Form(text), arrays
+
 
 class Receiver:
     """Receives what a `Sender` sends."""
@@ -133,13 +144,15 @@ class Receiver:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._history = _History()
+        self._frame_memory = link.arrays.empty(_FRAME_BYTES, "uint8")
         self._frame: tuple[Array, Work] | None = None
         self._ahead: list[tuple[Array, Work]] = []
 
     def expect(self) -> None:
         """Posts the receives of the next message, as far as they are known. Local."""
         if self._frame is None:
-            self._frame = self.link.recv(_FRAME)
+            link = self.link
+            self._frame = self._frame_memory, link.group.start_recv(self._frame_memory, link.peer, channel=link.channel)
             if self._history.known:
                 self._ahead = [self.link.recv(leaf) for leaf in self._history.form.leaves]
 
@@ -206,6 +219,10 @@ class GradientReceiver:
             self.expect(after)
         self.link.complete(found, form.needing)
         return form.gradient_nest(found)
+
+
+def _frame(arrays: Arrays, length: int) -> Array:
+    return _bytes(arrays, length.to_bytes(_FRAME_BYTES, "little"))
 
 
 def _bytes(arrays: Arrays, content: bytes) -> Array:
