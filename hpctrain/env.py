@@ -130,6 +130,12 @@ def hang_limit(environ: Environment = os.environ) -> float | None:
     return seconds
 
 
+def malloc_is_set(environ: Environment = os.environ) -> bool:
+    """Whether the user has set what glibc's malloc keeps and maps (mallopt(3))."""
+    return any(name in environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
+                                            "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"))
+
+
 def complete_home(environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets HOME to the user's own where it is missing: Open MPI ends a process that has none. Local.
 

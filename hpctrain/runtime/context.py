@@ -25,6 +25,7 @@ from hpctrain.contracts import Arrays, Model, Transport
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runtime import abort
 from hpctrain.runtime.cores import crowding, fair_shares
+from hpctrain.runtime.heap import keep_freed_memory
 from hpctrain.runtime.launch import MpiLibrary, check, describe
 from hpctrain.runtime.limits import Watch
 from hpctrain.runtime.oversight import Oversight
@@ -209,7 +210,7 @@ _running: list[Context] = []
 
 
 def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | Path | None = None,
-          ranks_per_node: int | None = None, progress: bool | None = None) -> Context:
+          ranks_per_node: int | None = None, progress: bool | None = None, keep_memory: bool = True) -> Context:
     """Starts (or returns) this process's part of the job. Collective over all ranks the first time, then local.
 
     Works under every MPI launcher, and under plain `python` as one rank, with MPI or without.
@@ -223,6 +224,8 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
             NUMA domains, between which memory is better not shared, and to imitate several nodes on one, for tests and
             for a choice of algorithms.
         progress: move collectives under way on by a thread of this process (see `Context.progress`).
+        keep_memory: what is freed stays with this process, so that a step need not ask the system for what the one
+            before had (`heap`).
 
     Raises:
         ConfigError: `algorithms` is not such a table, `ranks_per_node` no number of ranks, or not the same on all
@@ -232,6 +235,8 @@ def start(*, strict: bool = True, watch: Watch | None = None, algorithms: str | 
     if _running:
         return _running[0]
     abort.install()
+    if keep_memory:
+        keep_freed_memory()
     allowed = allowed_cores()
     launch = env.launch()
     oversight = Oversight(watch, launch)

@@ -31,6 +31,7 @@ from hpctrain.plan.memory import MemoryRow, Partition, by_regions
 from hpctrain.runtime.decision import Decider, Decision
 from hpctrain.runtime.delayed import Delayed
 from hpctrain.runtime.flat_model import FlatModel
+from hpctrain.runtime.heap import give_back
 from hpctrain.runtime.memory import num_bytes, report
 from hpctrain.runtime.options import TrainerOptions
 from hpctrain.runtime.parallel import DataParallel, Parallel
@@ -107,6 +108,7 @@ class Trainer:
         self._skips = 0
         self.num_updates = 0
         self._gradient_factor = 1.0
+        give_back()
 
     @property
     def model(self) -> Model:
