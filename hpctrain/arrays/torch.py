@@ -68,10 +68,9 @@ class TorchArrays:
         return flat.view(tuple(shape))
 
     def memory(self, array: Array) -> memoryview:
-        flat = self.flat(array)
-        if flat.numel() == 0:
+        if array.numel() == 0:
             return memoryview(bytearray())
-        return memoryview(flat.view(torch.uint8).numpy())
+        return memoryview(self.flat(array).view(torch.uint8).numpy())
 
     def flat(self, array: Array) -> Array:
         if not self.is_contiguous(array):

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.collectives import agreement, jobs, movements, reductions
 from hpctrain.collectives.core import NUM_CHANNELS, NUM_TAGS, Core
-from hpctrain.collectives.layout import elements, to_write
+from hpctrain.collectives.layout import to_receive
 from hpctrain.collectives.progress import Progress
 from hpctrain.collectives.recorder import Observer
 from hpctrain.collectives.way import Chooses
@@ -193,7 +193,7 @@ class Group:
         assert 0 <= channel < NUM_CHANNELS
         core = self._core
         arrays = core.arrays_of(array)
-        memory = arrays.memory(elements(arrays, array))
+        memory = arrays.memory(array if arrays.is_contiguous(array) else arrays.to_flat(array))
         record = core.record(f"send to {destination}", arrays, array)
         return Message(core.queue, self.transport.send(memory, destination, NUM_TAGS - channel), None, None, record)
 
@@ -207,10 +207,10 @@ class Group:
         assert 0 <= channel < NUM_CHANNELS
         core = self._core
         arrays = core.arrays_of(array)
-        output = to_write(arrays, array)
+        memory, put_back = to_receive(arrays, array)
         record = core.record(f"recv from {source}", arrays, array)
-        request = self.transport.recv(output.memory, source, NUM_TAGS - channel)
-        return Message(core.queue, request, array, output.put_back, record)
+        request = self.transport.recv(memory, source, NUM_TAGS - channel)
+        return Message(core.queue, request, array, put_back, record)
 
     # Agreement ------------------------------------------------------------------------------------------------------
 

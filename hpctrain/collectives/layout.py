@@ -12,7 +12,7 @@ from math import prod
 from hpctrain.contracts import Array, Arrays
 from hpctrain.errors import UnsupportedError
 
-__all__ = ["Output", "check_out", "count_of", "elements", "to_write"]
+__all__ = ["Output", "check_out", "count_of", "elements", "to_receive", "to_write"]
 
 
 @dataclass(slots=True)
@@ -37,10 +37,22 @@ def to_write(arrays: Arrays, array: Array) -> Output:
     if not arrays.is_contiguous(array):
         flat = arrays.to_flat(array)
         return Output(flat, arrays.memory(flat), lambda: arrays.assign(array, flat))
+    return Output(arrays.flat(array), _written(arrays, array))
+
+
+def to_receive(arrays: Arrays, array: Array) -> tuple[memoryview, Callable[[], None] | None]:
+    """(memory, how the array gets its content) of an array of any layout whose content does not matter."""
+    if not arrays.is_contiguous(array):
+        output = to_write(arrays, array)
+        return output.memory, output.put_back
+    return _written(arrays, array), None
+
+
+def _written(arrays: Arrays, array: Array) -> memoryview:
     memory = arrays.memory(array)
     if memory.readonly:
         raise ValueError("the array is read-only, but its collective works in place; pass a copy")
-    return Output(arrays.flat(array), memory)
+    return memory
 
 
 def count_of(arrays: Arrays, array: Array) -> int:
