@@ -175,7 +175,7 @@ def test_the_report_is_a_table_that_all_ranks_have(num_ranks: int) -> None:
     assert [line.split("  ")[0] for line in lines] == ["memory a rank", "parameters", "gradients", "moments",
                                                        "together", "process"]
     assert all("+0.0 %" in line for line in lines[1:5])
-    assert re.search(r"resident [\d,.]+ MiB, of that shared .* MiB, its share of all .* MiB, most so far", lines[-1])
+    assert re.search(r"resident [\d,. ]+ MiB, of that shared .* MiB, its share of all .* MiB, most so far", lines[-1])
 
 
 def test_ranks_that_differ_are_shown_as_a_span() -> None:
