@@ -266,11 +266,19 @@ class Group:
         made = Group(transport, core.arrays_of, segment_bytes=core.segment_bytes, chooser=core.chooser,
                      observer=observer, num_servers=core.num_servers)
         made._core.queue.progress = core.queue.progress
+        made._core.queue.shares_core = core.queue.shares_core
         return made
 
     def choose_by(self, chooser: Chooses | None) -> None:
         """From the next call on, `chooser` (the same on all ranks) chooses the algorithms; None: defaults. Local."""
         self._core.choose_by(chooser)
+
+    def share_core(self, shared: bool) -> None:
+        """Whether this rank computes on a core with others, which it should not keep while it waits for a message.
+
+        Holds for subgroups made from now on as well. Local.
+        """
+        self._core.queue.shares_core = shared
 
     def progress_by(self, progress: Progress | None) -> None:
         """From the next `start_...` on, `progress` moves works on while this rank does something else; None: nobody.

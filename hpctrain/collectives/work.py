@@ -27,6 +27,10 @@ from hpctrain.errors import TransportError
 
 __all__ = ["Message", "Queue", "QueuedWork"]
 
+# How a rank that shares its core waits for a message: awake for so many seconds, then asleep, for a part of the time
+# that it has waited so far (so much later than it came is the message noticed), but for no longer than this.
+_AT_ONCE, _LATE, _LONGEST_SLEEP = 100e-6, 1 / 16, 500e-6
+
 
 class Message:
     """One message of `Group.start_send` or `start_recv`; fulfils `contracts.Work`. Local calls only.
@@ -51,12 +55,22 @@ class Message:
         if not self._finished:
             if self._record is not None:
                 self._record.waiting()
+            if self._queue.shares_core:
+                self._sleep_until_done()
             while self._queue.busy and not self._request.done():
                 self._queue.advance()
                 time.sleep(0)  # lets go of the core, which the other rank may need
             self._request.wait()
             self._finish()
         return self._result
+
+    def _sleep_until_done(self) -> None:
+        """Looks now and then: a library that waits by asking all the time takes the core from those who compute."""
+        start = time.perf_counter()
+        while not self._request.done():
+            self._queue.advance()
+            waited = time.perf_counter() - start
+            time.sleep(0 if waited < _AT_ONCE else min(_LATE * waited, _LONGEST_SLEEP))
 
     def _finish(self) -> None:
         self._finished = True
@@ -152,6 +166,7 @@ class Queue:
 
     Attributes:
         progress: called with the queue when it has works under way; set by whoever has a progress thread.
+        shares_core: whether a rank that waits for a message should let others compute; set by whoever knows the cores.
         unseen: the error of a work that failed on the progress thread, until a call of the rank's has raised it.
     """
 
@@ -161,6 +176,7 @@ class Queue:
         self._turn = threading.RLock()
         self._wanted = False  # the rank's own thread waits for its turn
         self.progress: Callable[[Queue], None] | None = None
+        self.shares_core = False
         self.unseen: BaseException | None = None
 
     def start(self, steps: Generator[Request, None, None], result: Any = None,

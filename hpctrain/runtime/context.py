@@ -89,6 +89,7 @@ class Context:
         self._announce(allowed)
         self._progress: Progress | None = None
         self._has_core = fair_shares(host[1])[host[0]] >= 1
+        self.world.share_core(not self._has_core)
         self._oversight.join(self.world)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.collectives.progress import Progress
-from hpctrain.collectives.work import Queue
+from hpctrain.collectives.work import Message, Queue
 from hpctrain.errors import TransportError
 from tests.gates import PATIENCE, Gate, served, through, until
 
@@ -205,3 +205,33 @@ def test_who_sees_a_work_finished_sees_its_result(progress: Progress) -> None:
     gate.open.set()
     until(lambda: work.finished)
     assert result == [1]
+
+
+class _Late:
+    """A message that is there after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.looks, self._there = 0, time.perf_counter() + seconds
+
+    def done(self) -> bool:
+        self.looks += 1
+        return time.perf_counter() >= self._there
+
+    def wait(self) -> None:
+        assert self.done(), "would keep the core"
+
+
+def test_a_rank_that_shares_its_core_sleeps_while_it_waits_for_a_message() -> None:
+    queue, late, moved = Queue(), _Late(0.2), []
+    queue.shares_core = True
+
+    def other() -> Generator[Any, None, None]:
+        yield _Late(0.05)
+        moved.append(late.done())
+
+    queue.start(other())
+    used = time.thread_time()
+    assert Message(queue, late, "array", None, None).wait() == "array"
+    assert time.thread_time() - used < 0.1
+    assert late.looks < 2000, "asleep for most of the time: awake it would look some hundred thousand times"
+    assert moved == [False], "works go on meanwhile"
