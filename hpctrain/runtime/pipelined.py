@@ -184,7 +184,7 @@ class PipelinePasses:
     def evaluate(self, batches: Iterable[Any]) -> tuple[float, float]:
         """Forward only: (loss_sum, weight), which the last stage counts. Through the first copy of the model.
 
-        Some micro-batches at a time, so that a fast first stage does not pile up outputs that nobody has received.
+        Some micro-batches at a time, since there may be more than there is memory for.
         """
         group, places = self._pipelined.pipeline, self._pipelined.places[: self._pipelined.depth]
         left, loss_sum, weight = iter(batches), 0.0, 0.0
